@@ -1,0 +1,1 @@
+"""The streamcrawl command: one file per group of commands."""

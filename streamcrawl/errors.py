@@ -1,0 +1,160 @@
+"""The exceptions of streamcrawl, cut by what the caller does next.
+
+A `ConfigError` is mended by the person who typed it, a `StoreError` by waiting or by an operator, a `LeaseLost`
+by dropping the result, a `FetchError` by the retry rule. Expected ends of a task (robots denial, duplicate, 404)
+are values of `Outcome` (rules/task.py), never exceptions. Errors of aiohttp and redis-py are mapped to these where
+they enter (web/fetcher.py, store/connection.py).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What every command of `streamcrawl` ends with."""
+
+    DONE = 0
+    USAGE = 2
+    STOPPED = 3
+    """Stopped before the end by a limit or a signal; the same command resumes."""
+    WITH_DEAD_LETTERS = 4
+    """Done, but some tasks are dead or their hosts were given up."""
+    STORE_UNAVAILABLE = 5
+    AUDIT_FAILED = 6
+
+
+class StreamcrawlError(Exception):
+    """Base of every error this package raises on purpose. `str(error)` is one line that says what would mend it."""
+
+    exit_code: ExitCode = ExitCode.USAGE
+
+
+class ConfigError(StreamcrawlError):
+    """Wrong before we start: names the setting, its value and what would do."""
+
+
+class StoreError(StreamcrawlError):
+    """Something is wrong with Redis, seen from here."""
+
+    exit_code = ExitCode.STORE_UNAVAILABLE
+
+
+class StoreUnavailable(StoreError):
+    """Redis does not answer now; whoever sees this backs off and goes on. The command may have been executed."""
+
+
+class StoreFull(StoreError):
+    """Redis refused a write that needs memory (OOM)."""
+
+
+class StoreIncompatible(StoreError):
+    """A server we refuse: version, eviction policy, topology or permission. Waiting does not mend it."""
+
+
+class CrawlGone(StoreError):
+    """The crawl was deleted or started afresh: this worker's epoch is over. It exits and writes nothing."""
+
+
+class LeaseLost(StreamcrawlError):
+    """Another worker has, or had, the entry: drop the result and count it."""
+
+
+class CodecError(StreamcrawlError):
+    """Stored bytes that cannot be read: a dead letter at once, never retried."""
+
+
+class FetchError(StreamcrawlError):
+    """A fetch that brought no usable answer.
+
+    `kind` is the closed set of words used in dead letters and metrics. `is_unanswered` says that nothing of the
+    host answered at all (it may be down as a whole), rather than that this one URL went wrong.
+    """
+
+    kind = "fetch"
+    is_retryable = True
+    is_unanswered = False
+
+    def __init__(self, message: str, url: str = "") -> None:
+        super().__init__(message)
+        self.url = url
+
+
+class DnsError(FetchError):
+    kind = "dns"
+    is_unanswered = True
+
+
+class ConnectError(FetchError):
+    kind = "connect"
+    is_unanswered = True
+
+
+class TlsError(FetchError):
+    kind = "tls"
+    is_unanswered = True
+
+
+class FetchTimeout(FetchError):
+    """The total, connect or read limit passed. `is_unanswered` is set on the instance when no byte had come."""
+
+    kind = "timeout"
+
+    def __init__(self, message: str, url: str = "", *, is_unanswered: bool = False) -> None:
+        super().__init__(message, url)
+        self.is_unanswered = is_unanswered
+
+
+class Disconnected(FetchError):
+    """The connection broke or was reset in the middle; `is_unanswered` when before the first byte of the answer."""
+
+    kind = "disconnected"
+
+    def __init__(self, message: str, url: str = "", *, is_unanswered: bool = False) -> None:
+        super().__init__(message, url)
+        self.is_unanswered = is_unanswered
+
+
+class BodyTooLarge(FetchError):
+    kind = "body_too_large"
+    is_retryable = False
+
+
+class TooManyRedirects(FetchError):
+    kind = "too_many_redirects"
+    is_retryable = False
+
+
+class RedirectLoop(FetchError):
+    kind = "redirect_loop"
+    is_retryable = False
+
+
+class BadRedirect(FetchError):
+    """A redirect without a usable Location, or to a URL that is none."""
+
+    kind = "bad_redirect"
+    is_retryable = False
+
+
+class ProtocolError(FetchError):
+    """What came back is not HTTP, or its encoding is broken."""
+
+    kind = "protocol"
+
+
+class StageError(StreamcrawlError):
+    """The work after the fetch failed."""
+
+    def __init__(self, message: str, *, stage: str, url: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.url = url
+
+
+class ParseError(StageError):
+    pass
+
+
+class SinkError(StageError):
+    """A sink could not write. The batch stays unacknowledged; nothing is lost."""

@@ -1,0 +1,163 @@
+"""A task: one URL to fetch, how it is stored, and the ways in which it can end.
+
+Stored form: a JSON array, readable in redis-cli, `[crashes,discovered_ms,kind,path,depth,attempt,referrer,redirects]`,
+trailing defaults left out. The host key is not repeated in it: a task lies in its host's queue, and its stream entry
+carries the host in a field of its own. The referrer is front-coded against the URL (`"25|rest"`: its first 25
+characters are those of the URL), because most links stay on their site; both together make a queued URL of 80
+characters cost under 200 bytes (benchmarks/memory.py).
+
+Scripts touch two numbers only, at the head: `crashes` (raised when a task is taken back from a dead worker) and
+`discovered_ms` (stamped from the server's clock when it is accepted). So a worker offers the *rest*,
+`"page","/a",1,...]`, and the script puts `[0,<now>,` in front. Times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from streamcrawl.errors import CodecError
+
+
+class Kind(StrEnum):
+    """What a task fetches. Each kind has a line of its own in every count."""
+
+    PAGE = "page"
+    ROBOTS = "robots"
+
+
+class Level(StrEnum):
+    """The queues of one host, first to last. CONTROL is for robots tasks alone: it opens the gate for the others."""
+
+    CONTROL = "0"
+    HIGH = "1"
+    NORMAL = "2"
+    LOW = "3"
+
+
+class Outcome(StrEnum):
+    """Every way in which a commit can end an entry."""
+
+    DONE = "done"
+    RETRY = "retry"
+    """Again later, by the delayed set, with the attempt counted."""
+    UNANSWERED = "unanswered"
+    """The host did not answer: the task goes back to the head of its queue, no attempt counted; the host backs off."""
+    DEAD = "dead"
+    DROPPED = "dropped"
+    REDIRECTED = "redirected"
+    """To another host: this task ends, its target is offered as a link and carries the chain."""
+
+
+class DropReason(StrEnum):
+    """Why a task ended without a record. Counted by name; the first word a user greps for."""
+
+    ROBOTS = "robots"
+    REDIRECTED = "redirected"
+    OUT_OF_SCOPE = "out_of_scope"
+    HOST_BUDGET = "host_budget"
+    HANDLER = "handler"
+    """The user's handler raised Drop."""
+
+
+class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One URL to fetch, as a worker sees it."""
+
+    host: str
+    """Host key: scheme and authority, `https://example.org` or `http://127.0.0.1:8000`."""
+    path: str
+    """The rest of the canonical URL, from the slash on."""
+    kind: Kind = Kind.PAGE
+    level: Level = Level.NORMAL
+    depth: int = 0
+    attempt: int = 1
+    """Our tries, from 1."""
+    crashes: int = 0
+    """How often a worker died with this task in hand; scripts raise it."""
+    discovered_ms: int = 0
+    referrer: str | None = None
+    redirects: tuple[str, ...] = ()
+    """URLs that led here across hosts, first to last."""
+
+    @property
+    def url(self) -> str:
+        return self.host + self.path
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(list[Any])
+_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [])
+_SHORTEST: Final = 3
+"""Fields of the rest that are always written: kind, path and depth."""
+
+
+def front_code(text: str, base: str) -> str:
+    """Return `text` as `"<n>|<tail>"` where its first n characters are those of `base`. Undone by `front_decode`."""
+    n, limit = 0, min(len(text), len(base))
+    while n < limit and text[n] == base[n]:
+        n += 1
+    return f"{n}|{text[n:]}"
+
+
+def front_decode(coded: str, base: str) -> str:
+    """Return the text that `front_code` was given.
+
+    Raises:
+        CodecError: `coded` was not made by `front_code`.
+    """
+    count, bar, tail = coded.partition("|")
+    if not bar or not count.isdecimal():
+        raise CodecError(f"front-coded text without a count: {coded[:80]!r}")
+    return base[: int(count)] + tail
+
+
+def encode_rest(task: CrawlTask) -> bytes:
+    """Return the stored form without its head, `"page","/a",1]`; a script puts crashes and discovery time in front."""
+    fields: list[Any] = [
+        task.kind.value,
+        task.path,
+        task.depth,
+        task.attempt,
+        "" if task.referrer is None else front_code(task.referrer, task.url),
+        list(task.redirects),
+    ]
+    while len(fields) > _SHORTEST and fields[-1] == _DEFAULTS[len(fields) - 1]:
+        fields.pop()
+    return _ENCODER.encode(fields)[1:]
+
+
+def encode_task(task: CrawlTask) -> bytes:
+    """Return the whole stored form, for a task that goes back: its head is kept as it was."""
+    return b"[%d,%d," % (task.crashes, task.discovered_ms) + encode_rest(task)
+
+
+def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
+    """Return the task of a stored form, whose host key and level come from its queue or its stream entry.
+
+    Raises:
+        CodecError: the bytes are not a task of this schema.
+    """
+    try:
+        fields = _DECODER.decode(stored)
+        crashes, discovered_ms = fields[0], fields[1]
+        kind, path, depth, attempt, referrer, redirects = (*fields[2:], *_DEFAULTS[len(fields) - 2 :])
+        task = CrawlTask(
+            host=host,
+            path=path,
+            kind=Kind(kind),
+            level=Level(level),
+            depth=depth,
+            attempt=attempt,
+            crashes=crashes,
+            discovered_ms=discovered_ms,
+            redirects=tuple(redirects),
+        )
+        if not (isinstance(path, str) and isinstance(referrer, str) and isinstance(crashes, int)):
+            raise TypeError("a field has the wrong type")
+        if referrer:
+            task = msgspec.structs.replace(task, referrer=front_decode(referrer, task.url))
+    except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
+        raise CodecError(f"stored task cannot be read ({error}): {stored[:120]!r}") from error
+    return task

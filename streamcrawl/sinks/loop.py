@@ -1,0 +1,224 @@
+"""The loop of a sink child: from the sink's stream into its file, each record exactly once.
+
+Read, write, make durable, commit with (writer epoch, offset before, offset after). Whatever goes wrong on the way has
+one remedy: forget the batch, ask the store what is committed (`sink_open`, which also puts back what was delivered to
+us), cut the file there, and read on. If this loop dies, records wait in the stream; above a mark fetching stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from streamcrawl.errors import CrawlGone, SinkError, StoreUnavailable
+from streamcrawl.sinks.jsonl import SinkDiskFull
+from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
+from streamcrawl.store.frontier import Entry, sink_stream
+from streamcrawl.store.keys import GROUP
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from redis.asyncio import Redis
+
+    from streamcrawl.sinks.jsonl import JsonlFile
+    from streamcrawl.store.frontier import Frontier
+
+BATCH_MAX: Final = 500
+"""Records in one write: one fsync for each would be the slowest part of a crawl. sink_commit takes 1,000."""
+LINGER_MS: Final = 200
+"""A batch that is not full waits this long for more."""
+FULL_BASE_S: Final = 1.0
+FULL_MAX_S: Final = 30.0
+"""How often a full disk is tried again: somebody has to make room, which takes minutes."""
+BUSY_POLL_S: Final = 0.25
+
+
+class HoldsEntries(Protocol):
+    """What the loop needs of a board (work/board.py), which has to have room for a batch."""
+
+    def hold(self, entry_id: str) -> int: ...
+    def release(self, index: int) -> None: ...
+
+
+class _Word(Enum):
+    DONE = auto()
+    DOUBT = auto()
+    """The store and the file have to be compared again."""
+    REPLACED = auto()
+
+
+class SinkLoop:
+    """Writes one sink's records to one file. `run` returns when it was stopped, replaced, or the crawl is gone."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        reader: Redis,
+        file: JsonlFile,
+        *,
+        sink: str,
+        consumer: str,
+        board: HoldsEntries,
+        lease_ms: int,
+        batch: int = BATCH_MAX,
+        linger_ms: int = LINGER_MS,
+        log: Callable[[str], None],
+    ) -> None:
+        """Prepare the loop; nothing is read yet.
+
+        Args:
+            reader: A client for blocking reads that nobody else uses.
+            file: Open; closed by whoever opened it, after `run`.
+            consumer: A name that no earlier writer had.
+        """
+        self._frontier = frontier
+        self._reader = reader
+        self._file = file
+        self._sink = sink
+        self._consumer = consumer
+        self._board = board
+        self._lease_ms = lease_ms
+        self._batch = batch
+        self._linger_s = linger_ms / 1000
+        self._log = log
+        self._stream = frontier.keys.sink_stream(sink)
+        self._writer = 0
+        self._held: list[int] = []
+        self._patience = Patience(f"sink {sink}", log)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Write until `stop` is set; what has been read by then is still written and committed.
+
+        After a crash on any line the file holds what is committed and perhaps a tail that the next writer cuts off;
+        entries that were read go back into the stream.
+
+        Raises:
+            SinkError: another writer is alive for two leases, or the file cannot be written for good.
+            StoreError: but for StoreUnavailable, which is waited out.
+        """
+        is_in_doubt = True
+        try:
+            while not stop.is_set():
+                if is_in_doubt:
+                    if not await self._take_over(stop):
+                        return
+                    is_in_doubt = False
+                try:
+                    batch = await self._read_batch(stop)
+                    word = await self._write_batch(batch, stop) if batch else _Word.DONE
+                except StoreUnavailable as error:
+                    await self._patience.wait(error, stop)
+                    word = _Word.DOUBT
+                except NoGroup:
+                    word = _Word.DOUBT  # the stream was lost; opening the sink makes it again
+                finally:
+                    self._release()
+                if word is _Word.REPLACED:
+                    self._log(f"sink {self._sink}: another writer took over; this one ends")
+                    return
+                is_in_doubt = word is _Word.DOUBT
+        except CrawlGone as error:
+            self._log(f"sink {self._sink}: {error}")
+
+    async def _take_over(self, stop: asyncio.Event) -> bool:
+        """Become the writer, or make sure that we still are, and cut the file to what is committed; False: stopped."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 2 * self._lease_ms / 1000
+        while not stop.is_set():
+            try:
+                word, writer, offset = await until_answered(self._open, self._patience, stop)
+            except StoreUnavailable:
+                return False
+            if word == "OK":
+                self._writer = writer
+                await asyncio.to_thread(self._file.resume, offset)
+                return True
+            if self._writer:
+                self._log(f"sink {self._sink}: another writer took over; this one ends")
+                return False
+            if loop.time() > deadline:
+                raise SinkError(
+                    f"another process writes the output of this crawl and is alive: stop it, or start this one without "
+                    f"-o {self._file.path}",
+                    stage="sink",
+                )
+            await sleep_or_stop(stop, BUSY_POLL_S)
+        return False
+
+    async def _open(self) -> tuple[str, int, int]:
+        return await self._frontier.sink_open(self._sink, self._consumer, lease_ms=self._lease_ms)
+
+    # -- reading
+
+    async def _read_batch(self, stop: asyncio.Event) -> list[Entry]:
+        """Return up to a batch of entries; none when nothing came within BLOCK_MS."""
+        entries = await self._read(self._batch, block_ms=BLOCK_MS)
+        if entries and len(entries) < self._batch and not await sleep_or_stop(stop, self._linger_s):
+            entries += await self._read(self._batch - len(entries), block_ms=None)
+        return entries
+
+    async def _read(self, count: int, *, block_ms: int | None) -> list[Entry]:
+        # Never cancelled: a read that was cancelled may have been given entries that nobody then knows of.
+        with mapped_errors():
+            reply: Any = await self._reader.xreadgroup(
+                GROUP, self._consumer, {self._stream: ">"}, count=count, block=block_ms
+            )
+        self._patience.recovered()
+        entries = [Entry(entry_id.decode(), fields or {}) for _, rows in reply for entry_id, fields in rows]
+        self._held += [self._board.hold(entry.id) for entry in entries]
+        return entries
+
+    def _release(self) -> None:
+        for index in self._held:
+            self._board.release(index)
+        self._held.clear()
+
+    # -- writing
+
+    async def _write_batch(self, batch: Sequence[Entry], stop: asyncio.Event) -> _Word:
+        records = [entry.fields[b"item"] for entry in batch if b"item" in entry.fields]
+        if len(records) < len(batch):
+            self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
+        expected = self._file.offset
+        entry_ids = [entry.id for entry in batch]
+        offset = await self._append(records, stop)
+        if offset is None:
+            await self._frontier.hand_back(sink_stream(self._sink), entry_ids)
+            return _Word.DONE
+        word, rest = await until_answered(
+            lambda: self._frontier.sink_commit(
+                self._sink, writer=self._writer, expected=expected, offset=offset, entry_ids=entry_ids
+            ),
+            self._patience,
+            stop,
+        )
+        if word == "DONE" or (word == "OFFSET_MISMATCH" and rest == offset):
+            # The mismatch: an earlier answer was lost, and the commit had arrived. Nobody else can have moved the
+            # offset there, because another writer would have another epoch.
+            return _Word.DONE
+        if word == "REPLACED":
+            return _Word.REPLACED
+        self._log(f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours")
+        return _Word.DOUBT
+
+    async def _append(self, records: Sequence[bytes], stop: asyncio.Event) -> int | None:
+        """Write records in a thread, waiting while the disk is full; None when stopped meanwhile."""
+        failures = 0
+        while True:
+            try:
+                offset = await asyncio.to_thread(self._file.append, records)
+            except SinkDiskFull as error:
+                failures += 1
+                if failures == 1:
+                    self._log(f"sink {self._sink}: {error}; waiting for room, nothing is lost")
+                pause_s = min(FULL_MAX_S, FULL_BASE_S * 2 ** min(failures - 1, 10)) * (0.5 + random.random() / 2)
+                if await sleep_or_stop(stop, pause_s):
+                    return None
+            else:
+                if failures:
+                    self._log(f"sink {self._sink}: {self._file.path} can be written again")
+                return offset

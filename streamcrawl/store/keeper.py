@@ -1,0 +1,81 @@
+"""Starts a redis-server that cannot outlive the process that wanted it, not even after `kill -9`.
+
+A script for an interpreter of its own, standard library only: `python -I -S keeper.py WAY NUMBER COMMAND...`.
+It never talks to Redis and never decides anything about a crawl. Two ways:
+
+- `become PARENT_PID` (Linux): asks the kernel for SIGTERM when the parent dies, then becomes the server (exec). No
+  process stands in between, so none can be killed in between. The kernel means the parent's *thread*: start it in one
+  that lives as long as the server.
+- `guard LIFELINE_FD` (anywhere): stays as the server's parent and ends it once the other end of the pipe is closed,
+  which the kernel does for whoever held it. A guard that is itself killed leaves the server to its owner.
+
+redis-server takes SIGTERM for SHUTDOWN: it flushes its append-only file and exits. Sources: prctl(2); server.c of
+Redis 7.0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
+_END_S = 30
+"""A server that has not ended this long after SIGTERM gets SIGKILL: longer than any flush of an append-only file."""
+
+
+def become(parent_pid: int, command: list[str]) -> None:
+    """Replace this process by `command`, which gets SIGTERM when the thread that started us ends. Linux only.
+
+    Raises:
+        OSError: prctl refused, or the command cannot be executed.
+    """
+    import ctypes  # the other way works without it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    # A parent that died before the call above sends no signal any more: the server would stay for ever.
+    if os.getppid() == parent_pid:
+        os.execv(command[0], command)
+
+
+def guard(lifeline: int, command: list[str]) -> int:
+    """Run `command` until it ends by itself or the other end of `lifeline` (the reading end of a pipe) is closed.
+
+    Returns its exit code, 128 and the signal's number when a signal ended it. SIGTERM is passed on to it.
+    """
+    os.set_inheritable(lifeline, False)
+    # The other descriptors pass through: one of them holds the lock of the server's folder.
+    with subprocess.Popen(command, close_fds=False) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        threading.Thread(target=_end_with_lifeline, args=(lifeline, server), daemon=True).start()
+        code = server.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_lifeline(lifeline: int, server: subprocess.Popen[bytes]) -> None:
+    while os.read(lifeline, 1):
+        pass
+    server.terminate()
+    try:
+        server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def main(arguments: list[str]) -> int:
+    """Run the way that the arguments name; return the exit code."""
+    way, number, *command = arguments
+    if way == "become":
+        become(int(number), command)
+        return 0
+    return guard(int(number), command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""The name of every key in Redis. No other module spells one (a script derives them from `prefix` by the same words).
+
+All keys of a shard share the hash tag `{crawl:shard}`, so any script may touch any of them, in a cluster too.
+`describe` is the closed list: a key it does not know is a fault, and `streamcrawl audit` reports it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+ROOT: Final = "streamcrawl"
+GROUP: Final = "workers"
+"""The one consumer group of every work stream."""
+FETCH: Final = "fetch"
+
+
+class KeyKind(NamedTuple):
+    """What a key is: its Redis type, and whether it stays until the crawl is deleted (else it carries a TTL)."""
+
+    word: str
+    type: str
+    is_permanent: bool
+
+
+_KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
+    (re.compile(pattern), KeyKind(word, kind, is_permanent))
+    for pattern, word, kind, is_permanent in (
+        (r"^seen:\d+$", "seen", "set", True),
+        (r"^queue:.+:[0-3]$", "queue", "list", True),
+        (r"^host:.+$", "host", "hash", True),
+        (r"^schedule$", "schedule", "zset", True),
+        (r"^delayed$", "delayed", "zset", True),
+        (r"^failing$", "failing", "zset", True),
+        (r"^giving_up$", "giving_up", "zset", True),
+        (r"^stream:fetch$", "stream", "stream", True),
+        (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
+        (r"^dead$", "dead", "stream", True),
+        (r"^totals$", "totals", "hash", True),
+        (r"^state$", "state", "hash", True),
+        (r"^workers$", "workers", "hash", True),
+        (r"^offsets$", "offsets", "hash", True),
+        (r"^robots:.+$", "robots", "string", False),
+    )
+)
+
+
+class Keys:
+    """The keys of one shard of one crawl."""
+
+    def __init__(self, crawl: str, shard: int = 0) -> None:
+        self.prefix: Final = f"{ROOT}:{{{crawl}:{shard}}}:"
+        self.state: Final = self.prefix + "state"
+        """KEYS[1] of every script; the script takes the prefix from it."""
+        self.totals: Final = self.prefix + "totals"
+        self.schedule: Final = self.prefix + "schedule"
+        self.delayed: Final = self.prefix + "delayed"
+        self.failing: Final = self.prefix + "failing"
+        self.giving_up: Final = self.prefix + "giving_up"
+        self.dead: Final = self.prefix + "dead"
+        self.workers: Final = self.prefix + "workers"
+        self.offsets: Final = self.prefix + "offsets"
+        self.fetch_stream: Final = self.prefix + "stream:fetch"
+
+    def sink_stream(self, sink: str) -> str:
+        return f"{self.prefix}stream:fetch:{sink}"
+
+    def host(self, host: str) -> str:
+        return f"{self.prefix}host:{host}"
+
+    def queue(self, host: str, level: str) -> str:
+        return f"{self.prefix}queue:{host}:{level}"
+
+    def robots(self, origin: str) -> str:
+        return f"{self.prefix}robots:{origin}"
+
+    def seen(self, bucket: int) -> str:
+        return f"{self.prefix}seen:{bucket}"
+
+    @property
+    def pattern(self) -> str:
+        """Glob for SCAN that matches every key of this shard and of no other crawl."""
+        return re.sub(r"([\[\]\\?*^])", r"\\\1", self.prefix) + "*"
+
+    def describe(self, key: str) -> KeyKind | None:
+        """Return what a key of this shard is; None when no such key should exist."""
+        if not key.startswith(self.prefix):
+            return None
+        name = key[len(self.prefix) :]
+        return next((kind for pattern, kind in _KINDS if pattern.match(name)), None)

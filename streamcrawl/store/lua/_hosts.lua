@@ -1,0 +1,107 @@
+-- fragment _hosts.lua: the state of hosts, loaded once per call, changed in memory, written by `settle`.
+--
+-- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`.
+-- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
+-- its cap and its page budget, it is not given up, and its robots.txt is known (or the robots task itself is queued).
+local HOST_FIELDS = {'queued', 'in_flight', 'due', 'start_due', 'robots', 'robots_until', 'failures', 'failing',
+  'failed_at', 'blocked_until', 'cap', 'delay', 'pages', 'given_up'}
+local HOST_WORDS = {robots = true, failing = true, given_up = true}
+local PAGES_MOST = tonumber(S.pages_per_host_max)
+local hosts = {}
+
+local function host(key)
+  local h = hosts[key]
+  if h then h.touched = true return h end
+  h = {was = {}, touched = true}
+  local values = call('HMGET', P .. 'host:' .. key, unpack(HOST_FIELDS))
+  for i = 1, #HOST_FIELDS do
+    local field, value = HOST_FIELDS[i], values[i]
+    if HOST_WORDS[field] then h[field] = value or '' else h[field] = tonumber(value) or 0 end
+    h.was[field] = h[field]
+  end
+  hosts[key] = h
+  return h
+end
+
+local function cap_of(h) if h.cap > 0 then return h.cap end return CAP end
+local function delay_of(h) if h.delay > 0 then return h.delay end return DELAY end
+local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
+local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
+
+-- Does the robots gate of the host stand open? 'open', 'asked' (its robots task is under way) or 'ask'.
+local function gate(h)
+  if S.robots ~= '1' then return 'open' end
+  if h.robots == 'asked' then return 'asked' end
+  if h.robots == 'known' and h.robots_until > now then return 'open' end
+  return 'ask'
+end
+
+-- Tail pushes are collected and written in one call per queue; head pushes are written at once.
+local tails = {}
+local function push_tail(key, h, level, task)
+  local at = queue_key(key, level)
+  local list = tails[at]
+  if not list then list = {} tails[at] = list end
+  list[#list + 1] = task
+  h.queued = h.queued + 1
+end
+local function push_head(key, h, level, task)
+  call('LPUSH', queue_key(key, level), task)
+  h.queued = h.queued + 1
+end
+local function flush_tails()
+  for at, list in pairs(tails) do
+    -- In parts: Lua unpacks 7,999 values at most, and an error here would leave a half-written call.
+    for i = 1, #list, 1000 do call('RPUSH', at, unpack(list, i, math.min(i + 999, #list))) end
+  end
+  tails = {}
+end
+
+local function is_ready(key, h)
+  if h.queued <= 0 or h.given_up ~= '' or h.in_flight >= cap_of(h) then return false end
+  -- Not only at the dispatch: a hundred hosts in front that may send nothing would keep all others from being seen.
+  if PAGES_MOST and h.pages + h.in_flight >= PAGES_MOST then return false end
+  return gate(h) ~= 'asked' or call('EXISTS', queue_key(key, '0')) == 1
+end
+
+-- Write every host back and give each its place in the schedule. A field that is 0 or '' is not stored at all: a
+-- broad crawl has a million of these.
+local function settle()
+  flush_tails()
+  for key, h in pairs(hosts) do if h.touched then
+    h.touched = false
+    if PAGES_MOST and h.pages >= PAGES_MOST and h.queued > 0 and h.given_up == '' then h.given_up = 'host_budget' end
+    local set, del = {}, {}
+    for i = 1, #HOST_FIELDS do
+      local field = HOST_FIELDS[i]
+      local value = h[field]
+      if value ~= h.was[field] then
+        if value == 0 or value == '' then del[#del + 1] = field
+        else set[#set + 1] = field set[#set + 1] = value end
+        h.was[field] = value
+      end
+    end
+    if #set > 0 then call('HSET', P .. 'host:' .. key, unpack(set)) end
+    if #del > 0 then call('HDEL', P .. 'host:' .. key, unpack(del)) end
+    local score = math.max(h.due, h.blocked_until)
+    if not is_ready(key, h) then call('ZREM', P .. 'schedule', key)
+    elseif score > 0 then call('ZADD', P .. 'schedule', score, key)
+    -- Never fetched: its turn counts from now. With 0, new hosts would always go before those that are overdue.
+    else call('ZADD', P .. 'schedule', 'NX', now, key) end
+    if h.given_up ~= '' and h.queued > 0 then call('ZADD', P .. 'giving_up', 'NX', now, key) end
+  end end
+end
+
+-- A request to the host ended `ended` ms (crawl time): from there its delay counts.
+local function fetch_ended(h, ended)
+  local due = ended + delay_of(h)
+  if due > h.due then h.due = due end
+  if cap_of(h) > 1 and delay_of(h) > 0 and due > h.start_due then h.start_due = due end
+end
+
+local function bury(line, key, level, task, reason, error, status, worker)
+  call('XADD', P .. 'dead', '*', 'stage', 'fetch', 'reason', reason, 'host', key, 'level', level, 'task', task,
+    'error', error, 'last_status', status, 'worker', worker)
+  count(line .. '.dead', 1)
+  count(line .. '.dead.' .. reason, 1)
+end

@@ -1,0 +1,48 @@
+-- fragment _state.lua: the epoch check, the crawl's clock, its settings and its counters. First in every script.
+--
+-- KEYS[1] is always `<prefix>state`; every other key is derived from its prefix, by the words of keys.py.
+-- ARGV[1] is always the epoch the caller joined with; another one means the crawl was deleted or begun afresh.
+--
+-- `wall` is the server's TIME in ms. `now` is crawl time in ms: it starts as the wall clock, never goes back, and
+-- advances by at most 5 s from one call to the next. Workers call every second, so a larger step is an outage or a
+-- clock that jumped: neither may make every delay, back-off and give-up of the crawl pass at once.
+local call = redis.call
+local P = string.sub(KEYS[1], 1, -6)
+local S = {}
+do
+  local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
+    'frontier_max', 'sink_max', 'crashes_max', 'slots', 'paused', 'stopped', 'throttled', 'seen', 'seen_buckets'}
+  local values = call('HMGET', KEYS[1], unpack(names))
+  for i = 1, #names do S[names[i]] = values[i] or nil end
+end
+if S.epoch ~= ARGV[1] then return {'GONE'} end
+local time = call('TIME')
+local wall = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = tonumber(S.clock_ms) or wall
+do
+  local step = wall - (tonumber(S.wall_ms) or wall)
+  if step > 0 and step <= 5000 then now = now + step end
+  call('HSET', KEYS[1], 'clock_ms', now, 'wall_ms', wall)
+end
+local CAP, DELAY = tonumber(S.cap) or 1, tonumber(S.delay_ms) or 0
+local STREAM = P .. 'stream:fetch'
+
+local counts = {}
+local function count(field, n) counts[field] = (counts[field] or 0) + n end
+local function flush_counts()
+  for field, n in pairs(counts) do
+    if n ~= 0 then call('HINCRBY', P .. 'totals', field, n) end
+  end
+  counts = {}
+end
+
+-- Entries of a stream that nobody has read yet. XLEN - pending is exact; `lag` is not (it is nil in normal life).
+local function waiting_in(stream)
+  local pending = redis.pcall('XPENDING', stream, 'workers')
+  if pending.err then
+    -- The stream or its group was lost (flushed, failed over): make it again at 0, so that nothing is skipped.
+    redis.pcall('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
+    return call('XLEN', stream)
+  end
+  return call('XLEN', stream) - pending[1]
+end

@@ -1,0 +1,70 @@
+-- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state and _hosts.
+--
+-- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else.
+local function enter(key, h, level, task)
+  call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task)
+  h.in_flight = h.in_flight + 1
+  count(kind_of(task) .. '.streamed', 1)
+end
+
+-- True when this call ended the entry: XACK answers 1 to one caller only, which makes the id a fencing token.
+local function leave(key, line, id)
+  if call('XACK', STREAM, 'workers', id) ~= 1 then return false end
+  call('XDEL', STREAM, id)
+  local h = host(key)
+  h.in_flight = h.in_flight - 1
+  count(line .. '.streamed', -1)
+  return true
+end
+
+-- Take an entry of any work stream back from whoever held it; the task (or the item) becomes a new entry later.
+-- `crash` says that its worker died with it; only a crash with no other entry in hand (`alone`) counts towards death:
+-- two shared crashes first bring a task into a worker of its own, so that it cannot take neighbours with it.
+local function take_back(stream, id, fields, crash, alone, worker)
+  local f = {}
+  for i = 1, #fields, 2 do f[fields[i]] = fields[i + 1] end
+  if stream ~= STREAM then
+    if call('XACK', stream, 'workers', id) ~= 1 then return false end
+    call('XDEL', stream, id)
+    call('XADD', stream, '*', unpack(fields))
+    return true
+  end
+  local key, level, task = f.host, f.level, f.task
+  if not (key and level and task) then
+    -- Not written by `enter`. An error here would keep every other entry from being taken back, for ever.
+    if call('XACK', stream, 'workers', id) ~= 1 then return false end
+    call('XDEL', stream, id)
+    count('page.created', 1)
+    bury('page', key or '', level or '', task or '', 'codec', 'not an entry of this stream', '', worker)
+    return true
+  end
+  local line = kind_of(task)
+  if not leave(key, line, id) then return false end
+  local h = host(key)
+  if crash then
+    fetch_ended(h, now)
+    local crashes = tonumber(string.match(task, '^%[(%d+),')) or 0
+    if crashes < 2 or alone then
+      crashes = crashes + 1
+      task = string.gsub(task, '^%[%d+', '[' .. crashes, 1)
+    end
+    count(line .. '.crashed', 1)
+    if crashes >= 2 + (tonumber(S.crashes_max) or 3) then
+      -- Its gate stays shut: asking again would meet the same poison.
+      if line == 'robots' then h.given_up = 'robots_unreachable' end
+      bury(line, key, level, task, 'crashed', 'its worker died ' .. crashes .. ' times with this task in hand, at last alone', '', worker)
+      return true
+    end
+  end
+  push_head(key, h, level, task)
+  count(line .. '.queued', 1)
+  return true
+end
+
+-- The same for one pending row. When its entry was deleted by hand, only the row is ended: it would stay for ever.
+local function take_back_row(stream, id, crash, alone, worker)
+  local entry = call('XRANGE', stream, id, id)[1]
+  if entry then return take_back(stream, id, entry[2], crash, alone, worker) end
+  call('XACK', stream, 'workers', id)
+  return false
+end

@@ -1,0 +1,43 @@
+#!lua flags=allow-oom
+-- beat.lua: renew the leases of live workers and say how many slots there are.
+--
+-- KEYS[1] state    hash     the crawl's state
+-- ARGV[1] epoch    str      the epoch the caller joined with
+-- ARGV[2] lease_ms int      a worker not heard of for three leases no longer counts
+-- ARGV[3..] worker msgpack  one each: {consumer, stream, slots, info JSON, {entry id, …}}; slots -1: it has left
+--
+-- Returns {'OK', {{lost id, …}, …}, slots}  per worker the entries that are no longer its own; live fetch slots
+--         {'GONE'}
+-- Derives the streams, `workers`. Cost O(entries + workers). Repeat: harmless.
+--
+-- XCLAIM without FORCE renews only what is pending, and an entry is never handed to another in place, so a late beat
+-- cannot steal anything back. JUSTID, because a plain XCLAIM would send every payload back.
+-- include _state
+local lease, answers = tonumber(ARGV[2]), {}
+for n = 3, #ARGV do
+  local w = cmsgpack.unpack(ARGV[n])
+  local consumer, stream, slots, info, ids = w[1], P .. w[2], w[3], w[4], w[5]
+  local lost = {}
+  for i = 1, #ids, 1000 do
+    local query = {'XCLAIM', stream, 'workers', consumer, 0}
+    for j = i, math.min(i + 999, #ids) do query[#query + 1] = ids[j] end
+    query[#query + 1] = 'JUSTID'
+    local renewed = redis.pcall(unpack(query))
+    local is_held = {}
+    if not renewed.err then for j = 1, #renewed do is_held[renewed[j]] = true end end
+    for j = i, math.min(i + 999, #ids) do
+      if not is_held[ids[j]] then lost[#lost + 1] = ids[j] end
+    end
+  end
+  answers[#answers + 1] = lost
+  if slots < 0 then call('HDEL', P .. 'workers', consumer)
+  else call('HSET', P .. 'workers', consumer, wall .. ' ' .. slots .. ' ' .. info) end
+end
+local total, rows = 0, call('HGETALL', P .. 'workers')
+for i = 1, #rows, 2 do
+  local beat, slots = string.match(rows[i + 1], '^(%d+) (%d+) ')
+  if beat and math.abs(wall - tonumber(beat)) < 3 * lease then total = total + tonumber(slots)
+  else call('HDEL', P .. 'workers', rows[i]) end
+end
+call('HSET', KEYS[1], 'slots', total)
+return {'OK', answers, total}

@@ -1,0 +1,174 @@
+#!lua flags=allow-oom
+-- commit.lua: end a batch of entries, each with all that follows from it, and dispatch into the slots that it frees.
+--
+-- KEYS[1] state    hash     the crawl's state
+-- ARGV[1] epoch    str      the epoch the caller joined with
+-- ARGV[2] worker   str      who commits, for dead letters
+-- ARGV[3] limit    int      tasks to dispatch at most afterwards
+-- ARGV[4..] commit msgpack  one entry each:
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items}
+--   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
+--   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
+--   detail        done page: {} | done robots: {text, ttl_ms, delay_ms or 0} | retry: {delay_ms, level, task}
+--                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
+--                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
+--                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
+--                 task `again` is retried after delay_ms (or the task is buried) as if the host were well
+--                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
+--   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
+--   items         sink, record, sink, record, …
+--
+-- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
+--           DONE        acknowledged, deleted, everything written
+--           LEASE_LOST  the entry was taken back, or this is a repeat: nothing was written for it
+--           INVALID     malformed, or of another host or line than the entry: nothing was written for it; the caller
+--                       makes it a dead letter
+--         {'GONE'}
+-- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:fetch:<sink>`. Repeat: harmless, LEASE_LOST.
+--
+-- One script, because two calls leave a gap: acknowledge first and a crash forgets the links, offer first and a crash
+-- repeats the items. Allow-oom, because a full server must drain.
+-- include _state
+-- include _hosts
+-- include _stream
+-- include _seen
+-- include _links
+-- include _dispatch
+-- Up to 1e12 (31 years in ms): beyond, sums leave what a double, ZADD and PX hold, and infinity is a whole number too.
+local function is_int(value)
+  return type(value) == 'number' and value >= 0 and value <= 1e12 and value == math.floor(value)
+end
+local function is_text(value) return type(value) == 'string' end
+-- A page in level 0 would pass the robots gate; a task of another line would be counted out of a line it is not in.
+local function is_task(line, level, task)
+  return is_text(level) and string.find(level, line == 'robots' and '^0$' or '^[1-3]$') and is_text(task)
+    and string.match(task, '^%[%d+,%d+,"(%l+)".*%]$') == line
+end
+local DETAIL = {
+  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])) end,
+  retry = function(line, d) return is_int(d[1]) and is_task(line, d[2], d[3]) end,
+  unanswered = function(line, d)
+    if not (is_task(line, d[1], d[2]) and is_text(d[3]) and is_int(d[4]) and is_int(d[5]) and is_int(d[6])) then return false end
+    return d[7] == nil or (d[7] == 'retry' or d[7] == 'dead') and is_int(d[8]) and is_task(line, d[1], d[9]) and is_text(d[10])
+  end,
+  -- Any text will do for a task here: one that cannot be read must be able to end, too.
+  dead = function(_, d) return is_text(d[1]) and is_text(d[2]) and is_text(d[3]) and is_text(d[4]) and is_text(d[5]) end,
+  -- Not for robots: with neither a verdict nor a robots task the gate would stay shut for ever.
+  dropped = function(line, d) return line == 'page' and is_text(d[1]) end,
+  redirected = function(line) return line == 'page' end,
+}
+local SINKS = {}
+for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do SINKS[name] = true end
+
+local function is_valid(c)
+  -- Longer ids do not fit 64 bits: XACK would raise, in the middle of a batch.
+  local ms, seq = string.match(type(c) == 'table' and is_text(c[1]) and c[1] or '', '^(%d+)%-(%d+)$')
+  if not ms or #ms > 19 or #seq > 19 or not is_text(c[2])
+    or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
+    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table' then
+    return false
+  end
+  local check = DETAIL[c[4]]
+  if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 or #c[10] % 2 ~= 0 then return false end
+  for i = 1, #c[10], 2 do
+    if not SINKS[c[10][i]] or not is_text(c[10][i + 1]) then return false end
+  end
+  -- Another host's in_flight, or another line's count, would go down for it.
+  local entry = call('XRANGE', STREAM, c[1], c[1])[1]
+  return not entry or (entry[2][2] == c[2] and kind_of(entry[2][6] or '') == c[3])
+end
+
+local ACT = {}
+function ACT.done(c, h)
+  count(c[3] .. '.done', 1)
+  if c[3] == 'page' then
+    h.pages = h.pages + 1
+  else
+    call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + 3600000)
+    h.robots, h.robots_until, h.delay = 'known', now + c[8][2], c[8][3]
+  end
+end
+function ACT.retry(c)
+  call('ZADD', P .. 'delayed', now + c[8][1], 'fetch|' .. c[8][2] .. '|' .. c[2] .. '|' .. c[8][3])
+  count(c[3] .. '.delayed', 1)
+  count(c[3] .. '.retried', 1)
+end
+local function die(c, h, level, task, reason, error, status)
+  if c[3] == 'robots' then h.given_up = 'robots_unreachable' end   -- the gate never opens: its pages follow
+  bury(c[3], c[2], level, task, reason, error, status, ARGV[2])
+end
+function ACT.dead(c, h) die(c, h, unpack(c[8], 1, 5)) end
+function ACT.unanswered(c, h)
+  local level, task, reason, base, most, jitter, when_first, delay_ms, again, error = unpack(c[8])
+  h.failures, h.failed_at = h.failures + 1, now
+  if when_first and h.failures <= 2 then
+    if when_first == 'retry' then
+      call('ZADD', P .. 'delayed', now + delay_ms, 'fetch|' .. level .. '|' .. c[2] .. '|' .. again)
+      count(c[3] .. '.delayed', 1)
+      count(c[3] .. '.retried', 1)
+    else
+      die(c, h, level, task, reason, error, '')
+    end
+    return
+  end
+  h.failing = reason
+  if h.given_up == '' then call('ZADD', P .. 'failing', 'NX', now, c[2]) end
+  local backoff = math.min(most, base * 2 ^ math.min(h.failures - 1, 30))
+  h.blocked_until = math.max(h.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
+  push_head(c[2], h, level, task)
+  count(c[3] .. '.queued', 1)
+  count(c[3] .. '.unanswered', 1)
+end
+function ACT.dropped(c)
+  count(c[3] .. '.dropped', 1)
+  count(c[3] .. '.dropped.' .. c[8][1], 1)
+end
+function ACT.redirected(c)
+  count(c[3] .. '.dropped', 1)
+  count(c[3] .. '.dropped.redirected', 1)
+end
+
+local words, touched = {}, {}
+for n = 4, #ARGV do
+  local is_read, c = pcall(cmsgpack.unpack, ARGV[n])
+  if not is_read or not is_valid(c) then
+    words[#words + 1] = 'INVALID'
+  elseif not leave(c[2], c[3], c[1]) then
+    words[#words + 1] = 'LEASE_LOST'
+    count(c[3] .. '.lease_lost', 1)
+  else
+    local h = host(c[2])
+    if c[5] == 1 then
+      fetch_ended(h, now - math.min(c[6], 60000))
+      if c[4] ~= 'unanswered' and h.failures > 0 then
+        h.failures, h.failing, h.failed_at = 0, '', 0
+        call('ZREM', P .. 'failing', c[2])
+      end
+    end
+    if c[7] > 0 then h.blocked_until = math.max(h.blocked_until, now + c[7]) end
+    ACT[c[4]](c, h)
+    local links, items = c[9], c[10]
+    for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
+    for i = 1, #items, 2 do
+      call('XADD', P .. 'stream:fetch:' .. items[i], '*', 'item', items[i + 1])
+      count(items[i] .. '.created', 1)
+      count(items[i] .. '.streamed', 1)
+      touched[items[i]] = true
+    end
+    words[#words + 1] = 'DONE'
+  end
+end
+-- Hysteresis: set above 80 % of the mark here, cleared under 20 % by sink_commit, so that it does not flutter.
+if S.sink_max and (not S.throttled or S.throttled == '') then
+  for sink in pairs(touched) do
+    if waiting_in(P .. 'stream:fetch:' .. sink) > tonumber(S.sink_max) * 0.8 then
+      S.throttled = sink
+      call('HSET', KEYS[1], 'throttled', sink, 'throttled_at', wall)
+    end
+  end
+end
+stop_when_full()
+flush_seen()
+local moved, next_ms, word = dispatch(tonumber(ARGV[3]))
+flush_counts()
+return {'OK', words, moved, next_ms, word}

@@ -1,0 +1,70 @@
+#!lua flags=allow-oom
+-- give_up.lua: give up hosts that have not answered for too long, and empty the queues of given-up hosts stepwise.
+--
+-- KEYS[1] state    hash  the crawl's state
+-- ARGV[1] epoch    str   the epoch the caller joined with
+-- ARGV[2] after    int   ms of crawl time without an answer
+-- ARGV[3] idle     int   the same once only failing hosts are left to do
+-- ARGV[4] limit    int   tasks to bury at most
+--
+-- Returns {'OK', buried, given_up, left}  tasks buried or dropped, hosts given up by this call, hosts left to empty
+--         {'GONE'}
+-- Derives `failing`, `giving_up`, `schedule`, `host:<host>`, `queue:<host>:<level>`, `dead`. Repeat: harmless.
+--
+-- A host is judged when it has failed again after the limit, so up to one back-off later than the limit itself.
+-- Tasks of an unreachable host become dead letters (host_unreachable, robots_unreachable), which replay can send again;
+-- those over a host's page budget are dropped (host_budget).
+-- include _state
+-- include _hosts
+local limit, given = tonumber(ARGV[4]), 0
+local after, failing = tonumber(ARGV[2]), call('ZCARD', P .. 'failing')
+local streamed = call('XLEN', STREAM) + call('ZCARD', P .. 'delayed')
+-- "Nothing else to do": nothing under way, and every scheduled host is a failing one. Counted only when it can be
+-- true and is cheap; with more than 2,000 failing hosts the longer limit holds until there are fewer.
+if failing > 0 and failing <= 2000 and streamed == 0 and call('ZCARD', P .. 'schedule') <= failing
+  and #call('ZINTER', 2, P .. 'schedule', P .. 'failing') == call('ZCARD', P .. 'schedule') then
+  after = math.min(after, tonumber(ARGV[3]))
+end
+local rows = call('ZRANGE', P .. 'failing', '-inf', now - after, 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
+for i = 1, #rows, 2 do
+  local key, h = rows[i], host(rows[i])
+  -- From its first failure to its last, not to now: while the crawl is paused or throttled nobody asks the host, and
+  -- that time says nothing about it.
+  if h.failed_at - tonumber(rows[i + 1]) >= after then
+    h.given_up = (gate(h) == 'asked' and h.failing == 'robots') and 'robots_unreachable' or 'host_unreachable'
+    call('ZREM', P .. 'failing', key)
+    given = given + 1
+  end
+end
+settle()
+
+local buried = 0
+while buried < limit do
+  local key = call('ZRANGE', P .. 'giving_up', 0, 0)[1]
+  if not key then break end
+  local h = host(key)
+  local is_empty = true
+  for level = 0, 3 do
+    while buried < limit do
+      local task = call('LPOP', queue_key(key, level))
+      if not task then break end
+      local line = kind_of(task)
+      h.queued = h.queued - 1
+      count(line .. '.queued', -1)
+      if line == 'robots' then h.robots = '' end
+      if h.given_up == 'host_budget' then
+        count(line .. '.dropped', 1)
+        count(line .. '.dropped.host_budget', 1)
+      else
+        bury(line, key, tostring(level), task, h.given_up, 'no answer; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')
+      end
+      buried = buried + 1
+    end
+    if buried >= limit then is_empty = h.queued <= 0 end
+  end
+  if is_empty or h.queued <= 0 then call('ZREM', P .. 'giving_up', key) end
+  if h.queued > 0 and buried < limit then break end   -- the counter and the lists disagree: audit names it, do not spin
+end
+settle()
+flush_counts()
+return {'OK', buried, given, call('ZCARD', P .. 'giving_up')}

@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+-- sink_commit.lua: acknowledge a batch that is written and durable, all of it or nothing.
+--
+-- KEYS[1] state     hash     the crawl's state
+-- ARGV[1] epoch     str      the epoch the caller joined with
+-- ARGV[2] sink      str      its name
+-- ARGV[3] writer    int      writer epoch of sink_open
+-- ARGV[4] expected  int      offset in bytes before the batch
+-- ARGV[5] offset    int      offset after it
+-- ARGV[6] ids       msgpack  entry ids of the batch, at most 1,000
+--
+-- Returns {'DONE'}                      acknowledged, deleted, offset stored
+--         {'LEASE_LOST', {id, …}}       these are no longer pending; nothing was written
+--         {'OFFSET_MISMATCH', stored}   nothing was written: truncate to `stored` and write again
+--         {'REPLACED'}                  another writer took over: stop writing
+--         {'GONE'}
+-- Derives `offsets`, `stream:fetch:<sink>`, `totals`. Repeat: says OFFSET_MISMATCH with the new offset, or LEASE_LOST
+-- when expected = offset; the caller compares the stored offset with its own before it truncates.
+-- include _state
+local sink, stream = ARGV[2], P .. 'stream:fetch:' .. ARGV[2]
+local have = call('HMGET', P .. 'offsets', sink .. ':writer', sink .. ':offset')
+if have[1] ~= ARGV[3] then return {'REPLACED'} end
+if (tonumber(have[2]) or 0) ~= tonumber(ARGV[4]) then return {'OFFSET_MISMATCH', tonumber(have[2]) or 0} end
+local ids = cmsgpack.unpack(ARGV[6])
+local lost = {}
+for i = 1, #ids do
+  if #redis.pcall('XPENDING', stream, 'workers', ids[i], ids[i], 1) == 0 then lost[#lost + 1] = ids[i] end
+end
+if #lost > 0 then return {'LEASE_LOST', lost} end
+local done = 0
+if #ids > 0 then
+  done = call('XACK', stream, 'workers', unpack(ids))
+  call('XDEL', stream, unpack(ids))
+end
+call('HSET', P .. 'offsets', sink .. ':offset', ARGV[5])
+count(sink .. '.done', done)
+count(sink .. '.streamed', -done)
+if S.throttled == sink and (not S.sink_max or waiting_in(stream) < tonumber(S.sink_max) * 0.2) then
+  call('HDEL', KEYS[1], 'throttled', 'throttled_at')
+end
+flush_counts()
+return {'DONE'}

@@ -1,0 +1,26 @@
+#!lua flags=allow-oom
+-- start.lua: may a slot begin its fetch now? Asked only for hosts with a cap above 1 and a delay.
+--
+-- KEYS[1] state    hash  the crawl's state
+-- ARGV[1] epoch    str   the epoch the caller joined with
+-- ARGV[2] id       str   entry the slot holds
+-- ARGV[3] host     str   host key of the task
+-- ARGV[4] wait_ms  int   longest wait that is still worth holding a slot for
+-- ARGV[5] margin   int   ms added to the delay: between this answer and the request on the wire a worker may stall
+--
+-- Returns {'START'}        fetch now; the next fetch of this host starts no sooner than its delay from now
+--         {'WAIT', ms}     ask again after that long
+--         {'BACK', ms}     too long to wait: hand the task back
+--         {'LEASE_LOST'}   the entry is no longer pending
+--         {'GONE'}
+-- Derives `host:<host>`, `stream:fetch`. Cost O(1). Repeat: after a lost START the host waits one delay more.
+-- include _state
+-- include _hosts
+if #redis.pcall('XPENDING', STREAM, 'workers', ARGV[2], ARGV[2], 1) == 0 then return {'LEASE_LOST'} end
+local h = host(ARGV[3])
+local wait = math.max(h.start_due, h.blocked_until) - now
+if wait > tonumber(ARGV[4]) then return {'BACK', wait} end
+if wait > 0 then return {'WAIT', wait} end
+-- Written here alone: settle() would also move the host in the schedule, which a start does not change.
+call('HSET', P .. 'host:' .. ARGV[3], 'start_due', now + delay_of(h) + tonumber(ARGV[5]))
+return {'START'}

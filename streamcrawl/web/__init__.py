@@ -1,0 +1,1 @@
+"""The outside world: fetching by HTTP. Start at fetcher.py."""

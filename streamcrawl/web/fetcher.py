@@ -1,0 +1,476 @@
+"""Fetch one URL: one hop, one answer or one `FetchError`.
+
+Never follows a redirect (each hop has to wait for its host's delay, so the caller follows `Answer.location`), never
+retries a host on its own account, never reads a body beyond its cap, never sends cookies or credentials. Start at
+`Fetcher.fetch`.
+
+aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
+that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
+below that repetition, and one repetition is left: a kept-alive connection that turns out to be closed before a single
+byte of the answer came has not asked the host anything.
+
+`yarl.URL(url, encoded=True)` puts the canonical URL on the wire byte for byte; without it yarl would quote it anew.
+
+Sources: RFC 9110 sections 8.4 (content codings), 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
+(repeating requests on a closed connection).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from aiohttp import (
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+    ThreadedResolver,
+    client_exceptions,
+)
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from yarl import URL
+
+from streamcrawl.errors import (
+    BadRedirect,
+    BodyTooLarge,
+    ConnectError,
+    Disconnected,
+    DnsError,
+    FetchError,
+    FetchTimeout,
+    ProtocolError,
+    TlsError,
+    TooManyRedirects,
+)
+from streamcrawl.rules.urls import canonical_url
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from aiohttp import StreamReader
+    from aiohttp.connector import Connection
+    from multidict import CIMultiDictProxy
+
+    from streamcrawl.settings import Settings
+
+ACCEPT: Final = "text/html,application/xhtml+xml,*/*;q=0.8"
+ACCEPT_ENCODING: Final = "gzip, deflate, br"
+"""What aiohttp decodes with what this package requires; zstd would depend on the Python version."""
+
+READ_BUFFER_BYTES: Final = 65_536
+"""aiohttp inflates at most this much at a time and pauses at twice as much, so that a body passes its cap by at most
+three times this before it is cut off."""
+READ_BUFFER_MIN_BYTES: Final = 4096
+REDIRECT_BODY_MAX_BYTES: Final = 65_536
+"""The body of a redirect is read only to keep its connection; beyond this a new connection is cheaper."""
+HEADER_MAX_BYTES: Final = 32_768
+"""One header line: policies of real sites pass aiohttp's 8 KiB; with at most 128 headers a head stays under 4 MiB."""
+MESSAGE_MAX: Final = 300
+CONNECTIONS_SPARE: Final = 8
+"""Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
+DNS_TTL_S: Final = 300
+DNS_CACHED_MAX: Final = 10_000
+KEEP_ALIVE_SPARE_S: Final = 5.0
+KEEP_ALIVE_MAX_S: Final = 15.0
+"""An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
+thousands of hosts would run out of file descriptors."""
+
+_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a host answered to one request."""
+
+    url: str
+    """As it was asked for."""
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+    """Decoded from gzip, deflate and br; a coding that nobody asked for is left as it came, as browsers do.
+    Empty for most redirects: see `location`."""
+    content_type: str | None
+    """The MIME type alone, in lower case; None when there is none."""
+    charset_header: str | None
+    """The charset parameter of Content-Type, as it was written."""
+    location: str | None
+    """The canonical target of a 301, 302, 303, 307 or 308; None for every other status."""
+    elapsed_ms: int
+    """From the start, connecting included, to the last byte."""
+    ended_at: float
+    """`time.monotonic()` when the last byte had come: the host's delay counts from here."""
+    retry_after: str | None
+    """The header as it came; rules/politeness.py reads it."""
+
+
+class ContentType(NamedTuple):
+    mime: str | None
+    charset: str | None
+
+
+class _StaleConnection(Exception):
+    """A kept-alive connection was closed by the host before our request reached it; `__cause__` says how."""
+
+
+class Fetcher:
+    """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Fetcher:
+        settings = self._settings
+        self._session = ClientSession(
+            connector=_make_connector(settings),
+            connector_owner=True,
+            cookie_jar=DummyCookieJar(),
+            headers={
+                "User-Agent": settings.user_agent,
+                "Accept": ACCEPT,
+                "Accept-Encoding": ACCEPT_ENCODING,
+            },
+            timeout=ClientTimeout(
+                total=settings.timeout_ms / 1000,
+                sock_connect=settings.connect_timeout_ms / 1000,
+                sock_read=settings.read_timeout_ms / 1000,
+            ),
+            read_bufsize=READ_BUFFER_BYTES,
+            max_line_size=HEADER_MAX_BYTES,
+            max_field_size=HEADER_MAX_BYTES,
+            response_class=_Response,
+            auto_decompress=True,
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(
+        self,
+        url: str,
+        *,
+        referrer: str | None = None,
+        body_max_bytes: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
+
+        Args:
+            url: Goes on the wire byte for byte. Credentials in it are left out.
+            referrer: Sent as Referer, except from https to http.
+            body_max_bytes: Most bytes of the decoded body; None for the setting.
+            headers: Sent with this request, over the ones sent always.
+
+        Raises:
+            BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
+            BodyTooLarge: the body passes the cap; its connection is closed.
+            FetchError: every other class that `fetch_error` can return.
+        """
+        if self._session is None:
+            raise RuntimeError("the fetcher is used outside of its `async with`")
+        target = _target(url)
+        body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
+        if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
+            headers = {"Referer": referrer, **(headers or {})}
+        read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
+        started = monotonic()
+        is_repeated = False
+        while True:
+            try:
+                response = await self._session.get(
+                    target,
+                    headers=headers,
+                    allow_redirects=False,
+                    read_bufsize=read_buffer,
+                )
+                break
+            except _StaleConnection as stale:
+                if is_repeated:
+                    raise Disconnected(str(stale), url, is_unanswered=True) from stale.__cause__
+                is_repeated = True
+            except (client_exceptions.ClientError, OSError, UnicodeError) as error:
+                # What fails after the request was sent comes as a FetchError from `_Response.start`.
+                raise fetch_error(error, url, is_unanswered=True) from error
+        try:
+            status = response.status
+            if status in _REDIRECTS:
+                location = _location(response, url)
+                body = await _read_redirect_body(response)
+            else:
+                location = None
+                body = await _read_body(response, url, body_max)
+        except BaseException:
+            # Closed, not released: unread bytes of this answer would be taken for the next one.
+            response.close()
+            raise
+        ended = monotonic()
+        answer_headers = response.headers
+        content_type = split_content_type(answer_headers.get("Content-Type"))
+        return Answer(
+            url=url,
+            status=status,
+            headers=answer_headers,
+            body=body,
+            content_type=content_type.mime,
+            charset_header=content_type.charset,
+            location=location,
+            elapsed_ms=round((ended - started) * 1000),
+            ended_at=ended,
+            retry_after=answer_headers.get("Retry-After"),
+        )
+
+
+@lru_cache(maxsize=256)
+def split_content_type(value: str | None) -> ContentType:
+    """Return the MIME type in lower case and the charset parameter of a Content-Type header; None for what is missing.
+
+    A header that is not ASCII counts as none: its bytes have no agreed meaning.
+    """
+    if value is None or not value.isascii():
+        return ContentType(None, None)
+    charset = _CHARSET.search(value)
+    return ContentType(value.partition(";")[0].strip().lower() or None, charset and charset[1])
+
+
+def fetch_error(error: BaseException, url: str, *, is_unanswered: bool) -> FetchError:
+    """Return what an error of aiohttp or of the operating system means to a crawl; raise it `from` the error.
+
+    Args:
+        error: Caught around a request.
+        url: The URL of the request.
+        is_unanswered: No byte of an answer had come; used where the class of the error does not say so.
+    """
+    kind = next((_ERRORS[cls] for cls in type(error).__mro__ if cls in _ERRORS), ProtocolError)
+    if isinstance(error, client_exceptions.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
+        kind = ProtocolError
+    message = _one_line(error)
+    if issubclass(kind, (Disconnected, FetchTimeout)):
+        return kind(message, url, is_unanswered=is_unanswered)
+    mapped = kind(message, url)
+    if isinstance(error, _WRONG_FROM_OUR_SIDE):
+        mapped.is_retryable = False
+    return mapped
+
+
+_ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
+    client_exceptions.ClientConnectorDNSError: DnsError,
+    UnicodeError: DnsError,  # the idna codec inside of getaddrinfo, on a label that is too long
+    client_exceptions.ClientConnectorError: ConnectError,
+    client_exceptions.ClientProxyConnectionError: ConnectError,
+    client_exceptions.UnixClientConnectorError: ConnectError,
+    client_exceptions.ClientSSLError: TlsError,
+    client_exceptions.ClientConnectorSSLError: TlsError,
+    client_exceptions.ClientConnectorCertificateError: TlsError,
+    client_exceptions.ServerFingerprintMismatch: TlsError,
+    client_exceptions.ConnectionTimeoutError: FetchTimeout,
+    client_exceptions.SocketTimeoutError: FetchTimeout,
+    client_exceptions.ServerTimeoutError: FetchTimeout,
+    TimeoutError: FetchTimeout,
+    client_exceptions.ClientConnectionError: Disconnected,
+    client_exceptions.ClientConnectionResetError: Disconnected,
+    client_exceptions.ClientOSError: Disconnected,
+    client_exceptions.ServerConnectionError: Disconnected,
+    client_exceptions.ServerDisconnectedError: Disconnected,
+    client_exceptions.ClientPayloadError: Disconnected,  # but for a broken coding: see fetch_error
+    OSError: Disconnected,
+    client_exceptions.ClientResponseError: ProtocolError,
+    HttpProcessingError: ProtocolError,
+    client_exceptions.ClientHttpProxyError: ProtocolError,
+    client_exceptions.ContentTypeError: ProtocolError,
+    client_exceptions.TooManyRedirects: TooManyRedirects,
+    client_exceptions.InvalidURL: ProtocolError,
+    client_exceptions.InvalidUrlClientError: ProtocolError,
+    client_exceptions.InvalidUrlRedirectClientError: ProtocolError,
+    client_exceptions.NonHttpUrlClientError: ProtocolError,
+    client_exceptions.NonHttpUrlRedirectClientError: ProtocolError,
+    client_exceptions.RedirectClientError: ProtocolError,
+    client_exceptions.ClientError: ProtocolError,
+}
+"""The first class of the error's MRO that is in here decides. A test fails when aiohttp has one that is not."""
+_WRONG_FROM_OUR_SIDE: Final = (
+    client_exceptions.InvalidURL,
+    client_exceptions.NonHttpUrlClientError,
+    client_exceptions.RedirectClientError,
+)
+
+
+def _one_line(error: BaseException) -> str:
+    """Return what happened, on one line of bounded length: it becomes the text of a dead letter."""
+    match error:
+        case client_exceptions.ClientConnectorError():
+            # aiohttp's own text says "None" where asyncio made the error without an errno.
+            verb = "resolve" if isinstance(error, client_exceptions.ClientConnectorDNSError) else "connect to"
+            reason = error.os_error.strerror or str(error.os_error) or type(error.os_error).__name__
+            text = f"cannot {verb} {error.host}:{error.port}: {reason}"
+        case client_exceptions.ClientResponseError() | HttpProcessingError():
+            text = f"not an HTTP answer: {error.message}"
+        case _ if type(error) is TimeoutError:
+            text = "not finished within the time limit"
+        case _:
+            text = str(error) or type(error).__name__
+    return " ".join(text.split())[:MESSAGE_MAX]
+
+
+class _Handler(ResponseHandler):
+    """aiohttp's protocol of one connection, which also knows whether this answer has begun."""
+
+    has_answered = False
+    """A request before this one was answered: the connection was kept alive."""
+    is_answering = False
+    """Some of this answer came."""
+
+    def data_received(self, data: bytes) -> None:
+        self.is_answering = True
+        super().data_received(data)
+        if self._exception is not None and self._payload is not None and not self._payload.is_eof():
+            # aiohttp tells a broken chunk only to whoever waits for a head: who waits for the body would wait for the
+            # total limit (seen with 3.14.5).
+            self._payload.set_exception(self._exception)
+
+
+class _Response(ClientResponse):
+    """aiohttp's response, whose errors until the end of the head are mapped while the connection is still known."""
+
+    async def start(self, connection: Connection) -> ClientResponse:
+        handler = connection.protocol
+        assert isinstance(handler, _Handler)
+        handler.is_answering = False
+        try:
+            await super().start(connection)
+        except (client_exceptions.ClientError, OSError) as error:
+            mapped = fetch_error(error, str(self.url), is_unanswered=not handler.is_answering)
+            if isinstance(mapped, Disconnected) and mapped.is_unanswered and handler.has_answered:
+                raise _StaleConnection(str(mapped)) from error
+            raise mapped from error
+        handler.has_answered = True
+        return self
+
+
+def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return _Handler(loop)
+
+
+def _make_connector(settings: Settings) -> TCPConnector:
+    """Return the connection pool. DNS goes through aiodns, or through threads where c-ares cannot start."""
+    limits: dict[str, Any] = {
+        "limit": settings.concurrency + CONNECTIONS_SPARE,
+        "limit_per_host": 0,  # dispatch counts what is in flight per host, over all processes
+        "ttl_dns_cache": DNS_TTL_S,
+        "dns_cache_max_size": DNS_CACHED_MAX,
+        "keepalive_timeout": min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
+    }
+    try:
+        connector = TCPConnector(**limits)
+    except (OSError, RuntimeError):
+        connector = TCPConnector(**limits, resolver=ThreadedResolver())
+    # The one place where aiohttp's inside is touched: it has no parameter for the class of a connection's protocol,
+    # and nothing else can tell whether a byte of an answer came.
+    connector._factory = partial(_make_handler, connector._loop)
+    return connector
+
+
+def _target(url: str) -> URL:
+    """Return the URL as aiohttp wants it, without credentials.
+
+    Raises:
+        ProtocolError: not an http(s) URL; not retryable.
+    """
+    # aiohttp would take ws: and tcp: too; what has no host it refuses itself.
+    if not url.startswith(("http://", "https://")):
+        raise _not_http(url)
+    try:
+        target = URL(url, encoded=True)
+        if "@" in url and (target.raw_user is not None or target.raw_password is not None):
+            return target.with_user(None)
+    except ValueError as error:
+        raise _not_http(url) from error
+    return target
+
+
+def _not_http(url: str) -> ProtocolError:
+    error = ProtocolError(f"not an http or https URL: {url[:200]!r}", url)
+    error.is_retryable = False
+    return error
+
+
+def _location(response: ClientResponse, url: str) -> str:
+    """Return the canonical target of a redirect.
+
+    Raises:
+        BadRedirect: there is none.
+    """
+    text = response.headers.get("Location")
+    if not text:
+        raise BadRedirect(f"status {response.status} without a Location", url)
+    if not text.isascii():
+        # Bytes that are no UTF-8 come as surrogates; on the wire they have to be the bytes they were.
+        raw = text.encode("utf-8", "surrogateescape")
+        text = "".join(chr(byte) if byte < 0x80 else f"%{byte:02X}" for byte in raw)
+    target = canonical_url(text, url)
+    if target is None:
+        raise BadRedirect(f"status {response.status} leads to no http or https URL: {text[:200]!r}", url)
+    return target
+
+
+async def _read_body(response: ClientResponse, url: str, body_max: int) -> bytes:
+    """Return the whole decoded body.
+
+    Raises:
+        BodyTooLarge: it has more than `body_max` bytes.
+        FetchError: it did not come whole, or its coding is broken.
+    """
+    content = response.content
+    try:
+        if content.is_eof():
+            # Most pages: head and body came together, nothing to wait for.
+            body: bytes | None = content.read_nowait()
+        else:
+            length = response.content_length
+            if length is not None and length > body_max and "Content-Encoding" not in response.headers:
+                raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
+            body = await _read_until(content, body_max)
+    except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+        raise fetch_error(error, url, is_unanswered=False) from error
+    if body is None or len(body) > body_max:
+        raise BodyTooLarge(f"the body has more than {body_max} bytes", url)
+    return body
+
+
+async def _read_redirect_body(response: ClientResponse) -> bytes:
+    """Return the body of a redirect, or nothing and close: what comes after the head must not spoil the redirect."""
+    try:
+        body = await _read_until(response.content, REDIRECT_BODY_MAX_BYTES)
+    except (client_exceptions.ClientError, HttpProcessingError, OSError):
+        body = None
+    if body is None:
+        response.close()
+    return body or b""
+
+
+async def _read_until(content: StreamReader, size_max: int) -> bytes | None:
+    """Return everything up to the end; None when it is more than `size_max` bytes.
+
+    Never `content.read()`: that lifts aiohttp's bound on what is inflated at a time.
+    """
+    blocks: list[bytes] = []
+    size = 0
+    while block := await content.readany():
+        size += len(block)
+        if size > size_max:
+            return None
+        blocks.append(block)
+    return b"".join(blocks)

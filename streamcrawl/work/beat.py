@@ -1,0 +1,105 @@
+"""The beat loop: renews the leases of all children of this supervisor, in one script call.
+
+A child that is busy, even one whose handler holds the GIL, keeps its entries; one that works at a single entry longer
+than any handler may is hung and is killed. If this loop dies (with its supervisor) the leases run out after
+`lease_ms`, and children stop starting fetches after half of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from streamcrawl.store.frontier import Beat
+from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.work.loops import Log
+    from streamcrawl.work.supervisor import ChildProcess
+
+BEATS_PER_LEASE: Final = 4
+"""Three beats may be lost before a lease is."""
+HUNG_SPARE_MS: Final = 5000
+
+
+class BeatLoop:
+    def __init__(
+        self,
+        frontier: Frontier,
+        children: Callable[[], Sequence[ChildProcess]],
+        *,
+        lease_ms: int,
+        work_max_ms: int,
+        log: Log,
+    ) -> None:
+        self._frontier = frontier
+        self._children = children
+        self._lease_ms = lease_ms
+        self._work_max_ms = work_max_ms
+        self._log = log
+        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._patience = Patience("beat", log)
+        self.slots = 0
+        """Live fetch slots of the whole crawl, as of the last beat."""
+
+    def hurry(self) -> None:
+        """Beat at once: a child came or went."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            await self._beat()
+            await sleep_or_stop(self._wake, self._lease_ms / 1000 / BEATS_PER_LEASE)
+
+    async def _beat(self) -> None:
+        children = [child for child in self._children() if child.is_alive]
+        self._kill_hung(children)
+        if not children:
+            return
+        sent_ms = 0
+
+        async def call() -> tuple[list[list[str]], int]:
+            nonlocal sent_ms
+            # Taken anew for each try, before it is sent: a beat that waited for the store must not renew the past.
+            sent_ms = monotonic_ms()
+            beats = [
+                Beat(
+                    child.consumer,
+                    child.stream,
+                    child.slots,
+                    child.info,
+                    [held.entry_id for held in child.board.held()],
+                )
+                for child in children
+            ]
+            return await self._frontier.beat(beats, lease_ms=self._lease_ms)
+
+        lost, self.slots = await until_answered(call, self._patience, self._stop)
+        for child, lost_ids in zip(children, lost, strict=True):
+            child.board.confirm(sent_ms)
+            for entry_id in lost_ids:
+                child.say(f"lost {entry_id}")
+
+    def _kill_hung(self, children: Sequence[ChildProcess]) -> None:
+        now = monotonic_ms()
+        for child in children:
+            if child.role != "fetch":
+                continue
+            for held in child.board.held():
+                if held.begun_ms and now - held.begun_ms > self._work_max_ms + HUNG_SPARE_MS:
+                    self._log(
+                        f"worker {child.consumer} works at one entry for {(now - held.begun_ms) / 1000:.0f} s, longer "
+                        "than handler_timeout allows: it is killed and replaced"
+                    )
+                    child.kill()
+                    break

@@ -1,0 +1,142 @@
+"""A worker child: the process around the loops of one role, and its line to the supervisor.
+
+The supervisor starts the module of a role with two arguments, the board's descriptor and capacity. Standard input is
+the control line: first the spec (JSON), then words, one a line: `stop` (hand back what has not begun, finish the rest
+within the grace period), `now` (hand everything back), `lost <id>` (the entry is no longer ours). Its end means that
+the supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output
+as JSON lines; whatever a handler prints goes to standard error.
+SIGTERM means `stop`; SIGINT is left to the supervisor, which gets it from the same terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import msgspec
+
+from streamcrawl.errors import CrawlGone, StoreUnavailable, StreamcrawlError
+from streamcrawl.settings import Settings  # noqa: TC001 - msgspec reads the annotations of ChildSpec
+from streamcrawl.store.connection import connect
+from streamcrawl.store.frontier import Frontier
+from streamcrawl.store.keys import Keys
+from streamcrawl.work.board import Board
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+EXIT_GONE: Final = 70
+"""The crawl was deleted or begun afresh: do not start this worker again."""
+EXIT_CONFIG: Final = 71
+"""The child cannot work as configured (its handler does not load): do not start it again."""
+GRACE_AS_ORPHAN: Final = 3
+"""A third of the lease: nobody renews the leases of a child whose supervisor died."""
+
+
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All a child must know; sent by the supervisor over the control line."""
+
+    redis_url: str
+    settings: Settings
+    epoch: str
+    shard: int
+    consumer: str
+    role: str
+    """`fetch` or `sink`."""
+    scope: dict[str, Any] = msgspec.field(default_factory=dict)
+    sinks: tuple[str, ...] = ()
+    sink: str = ""
+    sink_path: str = ""
+
+
+class Child:
+    """What the role's code gets: its spec, its board, a frontier, and what the supervisor says."""
+
+    def __init__(self, spec: ChildSpec, board: Board, events: TextIO) -> None:
+        self.spec = spec
+        self.board = board
+        self.stop = asyncio.Event()
+        self.now = asyncio.Event()
+        self.grace_s = spec.settings.grace_ms / 1000
+        self.on_lost: Callable[[str], None] = lambda entry_id: None
+        self.client = connect(spec.redis_url)
+        self.reader = connect(spec.redis_url, blocking=True)
+        self.frontier = Frontier(self.client, Keys(spec.settings.name, spec.shard), spec.epoch)
+        self._events = events
+
+    def log(self, text: str) -> None:
+        self.event(event="log", text=text)
+
+    def event(self, **fields: Any) -> None:
+        # A supervisor that is gone reads no events; the control line says so, this need not.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._events.write(msgspec.json.encode(fields).decode() + "\n")
+            self._events.flush()
+
+    async def close(self) -> None:
+        await self.reader.aclose()
+        await self.client.aclose()
+
+    async def control(self, lines: asyncio.StreamReader) -> None:
+        while line := (await lines.readline()).decode().strip():
+            word, _, rest = line.partition(" ")
+            if word == "lost":
+                self.on_lost(rest)
+            else:
+                self.stop.set()
+                if word == "now":
+                    self.now.set()
+        if not self.stop.is_set():
+            self.grace_s = min(self.grace_s, self.spec.settings.lease_ms / 1000 / GRACE_AS_ORPHAN)
+            self.stop.set()
+
+
+async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, capacity: int, events: TextIO) -> int:
+    """Run a role until it ends; returns the exit code of the process."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=64 * 1024 * 1024)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    line = await lines.readline()
+    if not line:
+        return 0
+    child = Child(msgspec.json.decode(line, type=ChildSpec), Board(board_fd, capacity), events)
+    for number in (signal.SIGTERM,):
+        loop.add_signal_handler(number, child.stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listening = asyncio.create_task(child.control(lines), name="control")
+    try:
+        await role(child)
+    except CrawlGone as error:
+        child.event(event="error", text=str(error))
+        return EXIT_GONE
+    except StoreUnavailable as error:
+        child.log(f"{child.spec.role}: ended without the store: {error}")
+    except StreamcrawlError as error:
+        child.event(event="error", text=str(error))
+        return EXIT_CONFIG
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        transport.close()
+        await child.close()
+    return 0
+
+
+def main(role: Callable[[Child], Awaitable[None]]) -> None:
+    """The main function of a child process: `role` is the coroutine of its loops."""
+    board_fd, capacity = int(sys.argv[1]), int(sys.argv[2])
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        import uvloop
+    except ImportError:
+        code = asyncio.run(run_child(role, board_fd, capacity, events))
+    else:
+        code = uvloop.run(run_child(role, board_fd, capacity, events))
+    events.close()
+    # Threads of sync handlers that hang would keep the interpreter waiting; everything that must be kept is committed.
+    os._exit(code)

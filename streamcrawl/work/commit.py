@@ -1,0 +1,113 @@
+"""The commit loop: ends entries in batches, one script call at a time.
+
+While a call is under way the next batch gathers, so batches grow with the load and a lone commit waits for nobody. A
+batch is bounded by entries, links (a script may take 5 ms) and bytes. If this loop dies nothing is committed: the
+entries stay leased by this worker until it is replaced, then they are done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from streamcrawl.store.frontier import LINKS_PER_CALL
+from streamcrawl.work.loops import Patience, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamcrawl.store.frontier import Commit, Dispatched, Frontier
+    from streamcrawl.work.loops import Log
+
+ENTRIES_PER_CALL: Final = 64
+BYTES_PER_CALL: Final = 4_000_000
+LINGER_S: Final = 0.002
+"""A batch waits this long for company: ten fetches that end together then cost one call instead of ten."""
+
+
+class _Waiting(NamedTuple):
+    commit: Commit
+    ended_at: float
+    bury: Commit
+    """What to commit instead when the script finds the commit malformed."""
+    done: Callable[[str], None]
+
+
+class CommitLoop:
+    """Takes commits from the slots and calls each back with its word: DONE, LEASE_LOST or INVALID."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        worker: str,
+        *,
+        dispatch_limit: int,
+        on_dispatched: Callable[[Dispatched], None],
+        on_outage: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._frontier = frontier
+        self._worker = worker
+        self._dispatch_limit = dispatch_limit
+        self._on_dispatched = on_dispatched
+        self._queue: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._give_up = asyncio.Event()
+        self._patience = Patience("commit", log, on_outage=on_outage)
+        self._log = log
+
+    def submit(self, commit: Commit, *, ended_at: float, bury: Commit, done: Callable[[str], None]) -> None:
+        """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
+        self._queue.append(_Waiting(commit, ended_at, bury, done))
+        self._wake.set()
+
+    def stop(self, *, give_up: bool = False) -> None:
+        """End once the queue is empty; with `give_up` also when the store does not answer."""
+        self._stop.set()
+        self._wake.set()
+        if give_up:
+            self._give_up.set()
+
+    async def run(self) -> None:
+        while True:
+            if not self._queue:
+                if self._stop.is_set():
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            if len(self._queue) < ENTRIES_PER_CALL and not self._stop.is_set():
+                await asyncio.sleep(LINGER_S)
+            await self._commit(self._take())
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        links = size = 0
+        while self._queue and len(batch) < ENTRIES_PER_CALL:
+            first = self._queue[0].commit
+            links += len(first.links)
+            size += sum(map(len, first.items))
+            if batch and (links > LINKS_PER_CALL or size > BYTES_PER_CALL):
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        async def call() -> list[str]:
+            now = time.monotonic()
+            # Rounded down: a delay counted from a moment too late is polite, one from a moment too early is not.
+            packed = [w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch]
+            committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
+            self._on_dispatched(committed.dispatched)
+            return committed.words
+
+        words = await until_answered(call, self._patience, self._give_up)
+        for waiting, word in zip(batch, words, strict=True):
+            if word == "INVALID" and waiting.commit is not waiting.bury:
+                self._log(f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now")
+                self.submit(waiting.bury, ended_at=waiting.ended_at, bury=waiting.bury, done=waiting.done)
+            else:
+                waiting.done(word)

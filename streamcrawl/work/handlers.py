@@ -1,0 +1,191 @@
+"""Runs the handler of a page, ours or the user's, and collects what it gives: links and items.
+
+A handler is `module:function`; sync ones run in a thread, so a slow one does not stop the loop. It is ended after
+`handler_timeout`: an async one is cancelled, and its error carries the stack where it hung; a sync one cannot be
+stopped by anyone but the supervisor, which kills the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamcrawl.errors import ConfigError, StageError
+from streamcrawl.response import Drop, Request, Response, Retry
+from streamcrawl.rules.urls import fingerprint, fingerprint_hex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamcrawl.rules.task import CrawlTask
+    from streamcrawl.web.fetcher import Answer
+
+ERROR_MAX_CHARS: Final = 4000
+"""Of a traceback in a dead letter; the end is kept, where the cause stands."""
+
+
+class PageRecord(msgspec.Struct, frozen=True):
+    """The record of a page as sinks write it; the fields are public (README, "The record of a page")."""
+
+    url: str
+    final_url: str
+    status: int
+    depth: int
+    referrer: str | None
+    fetched_at: str
+    elapsed_ms: int
+    content_type: str | None
+    charset: str | None
+    bytes: int
+    title: str | None
+    links: int
+    attempts: int
+    redirects: list[str]
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class Handled:
+    """What a handler gave: canonical URLs for the frontier, and items encoded as JSON."""
+
+    urls: list[str] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
+
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def page_record(task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> PageRecord:
+    page = response.page
+    return PageRecord(
+        url=task.url,
+        final_url=answer.url,
+        status=answer.status,
+        depth=task.depth,
+        referrer=task.referrer,
+        fetched_at=datetime.now(UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
+        elapsed_ms=answer.elapsed_ms,
+        content_type=answer.content_type,
+        charset=response.charset if answer.body else None,
+        bytes=len(answer.body),
+        title=page.title,
+        links=len(page.links) + page.links_cut,
+        attempts=task.attempt,
+        redirects=[*task.redirects, *hops],
+        fingerprint=fingerprint_hex(fingerprint(task.url)),
+    )
+
+
+def load_handler(path: str) -> Callable[[Response], Any]:
+    """Return the function named by `module:function`.
+
+    Raises:
+        ConfigError: there is no such module or function.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"handler {path!r} must be written module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        handler = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"handler {path!r} cannot be loaded: {error}") from error
+    if not callable(handler):
+        raise ConfigError(f"handler {path!r} is not a function")
+    return handler  # type: ignore[no-any-return]
+
+
+class Handler:
+    """Calls one handler function, whatever its shape."""
+
+    def __init__(self, function: Callable[[Response], Any], *, timeout_ms: int) -> None:
+        self._function = function
+        self._timeout_s = timeout_ms / 1000
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+    async def __call__(self, response: Response) -> Handled:
+        """Run the handler to its end.
+
+        Raises:
+            Retry, Drop: as the handler raised them.
+            StageError: it raised anything else, or passed its time; the message holds the stack.
+        """
+        running = asyncio.ensure_future(self._run(response))
+        try:
+            done, _ = await asyncio.wait((running,), timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        if not done:
+            where = _stack_of(running)
+            running.cancel()
+            await asyncio.wait((running,), timeout=1.0)
+            raise StageError(
+                f"handler passed its {self._timeout_s:g} s and was ended; it stood at:\n{where}", stage="page"
+            )
+        try:
+            return running.result()
+        except (Retry, Drop):
+            raise
+        except Exception as error:
+            text = "".join(traceback.format_exception(error)).strip()
+            raise StageError(text[-ERROR_MAX_CHARS:], stage="page") from error
+
+    async def _run(self, response: Response) -> Handled:
+        handled = Handled()
+        if not self._is_async:
+            for thing in await asyncio.to_thread(_collect, self._function, response):
+                _add(handled, thing)
+            return handled
+        given = self._function(response)
+        if inspect.isasyncgen(given):
+            async for thing in given:
+                _add(handled, thing)
+            return handled
+        for thing in _as_things(await given):
+            _add(handled, thing)
+        return handled
+
+
+def _collect(function: Callable[[Response], Any], response: Response) -> list[Any]:
+    # In the thread to the end: a sync generator does its work while it is iterated.
+    return list(_as_things(function(response)))
+
+
+def _as_things(given: Any) -> Any:
+    if given is None:
+        return ()
+    if inspect.isgenerator(given) or isinstance(given, list | tuple):
+        return given
+    return (given,)
+
+
+def _add(handled: Handled, thing: Any) -> None:
+    if isinstance(thing, Request):
+        handled.urls.append(thing.url)
+    else:
+        handled.items.append(_ENCODE(thing))
+
+
+def _stack_of(running: asyncio.Future[Any]) -> str:
+    lines: list[str] = []
+    frames = running.get_stack() if isinstance(running, asyncio.Task) else []
+    for frame in frames:
+        lines += traceback.format_stack(frame, limit=1)
+    # A coroutine awaited by the task hangs deeper than the task's own frame.
+    awaited: Any = running.get_coro() if isinstance(running, asyncio.Task) else None
+    while awaited is not None:
+        inner: Any = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if inner is not None and inner not in frames:
+            lines += traceback.format_stack(inner, limit=1)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    return "".join(lines)[-ERROR_MAX_CHARS:]

@@ -1,0 +1,80 @@
+"""The janitor: gives up hosts that never answer, and stops dispatch when Redis reaches its memory mark.
+
+Every supervisor runs it; its scripts are atomic and bounded, so several do no harm. If it dies, dead hosts keep the
+crawl from ending and the memory mark is not watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from streamcrawl.store.connection import memory_usage
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.work.loops import Log
+
+PACE_S: Final = 2.0
+MEMORY_MARK: Final = 0.8
+"""Share of the memory limit above which nothing new is dispatched: what is in flight still brings its links."""
+BURY_PER_CALL: Final = 500
+
+
+class JanitorLoop:
+    def __init__(self, frontier: Frontier, settings: Settings, *, on_given_up: Callable[[int], None], log: Log) -> None:
+        self._frontier = frontier
+        self._settings = settings
+        self._on_given_up = on_given_up
+        self._log = log
+        self._stop = asyncio.Event()
+        self._patience = Patience("janitor", log)
+        # Hosts are given up within a tenth of the shorter limit, so that short limits mean what they say.
+        shortest_ms = min(settings.host_give_up_ms, settings.host_give_up_idle_ms)
+        self._give_up_pace_s = min(PACE_S, max(0.1, shortest_ms / 10_000))
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        is_full = False
+        loop = asyncio.get_running_loop()
+        memory_at = 0.0
+        while not self._stop.is_set():
+            await self._give_up_hosts()
+            if loop.time() >= memory_at:
+                memory_at = loop.time() + PACE_S / 2
+                is_full = await self._watch_memory(is_full)
+            await sleep_or_stop(self._stop, self._give_up_pace_s)
+
+    async def _give_up_hosts(self) -> None:
+        settings = self._settings
+        while not self._stop.is_set():
+            buried, given_up, left = await until_answered(
+                lambda: self._frontier.give_up(
+                    after_ms=settings.host_give_up_ms, idle_ms=settings.host_give_up_idle_ms, limit=BURY_PER_CALL
+                ),
+                self._patience,
+                self._stop,
+            )
+            if given_up:
+                self._log(f"{given_up} hosts that did not answer were given up; their tasks are dead letters now")
+                self._on_given_up(given_up)
+            if not left or not buried:
+                return
+
+    async def _watch_memory(self, is_full: bool) -> bool:
+        used, maxmemory = await until_answered(lambda: memory_usage(self._frontier.client), self._patience, self._stop)
+        limit = maxmemory or self._settings.memory_max_bytes or 0
+        if limit and used > MEMORY_MARK * limit and not is_full:
+            self._log(
+                f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new is "
+                "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
+            )
+            await until_answered(lambda: self._frontier.control(stopped="MEMORY_FULL"), self._patience, self._stop)
+            return True
+        return is_full

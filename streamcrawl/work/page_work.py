@@ -1,0 +1,364 @@
+"""What one slot does with one entry: from the lease to the commit that will end it.
+
+Decides nothing that rules/ could decide, writes nothing: it returns an `Ending`. Every task ends in exactly one of the
+outcomes of rules/task.py, or goes back unbegun. Three rings keep that true: errors of the fetch go to the retry rule;
+errors of the handler are retried or become a dead letter with their traceback; anything else is caught by the slot
+(slots.py), which survives. Start at `PageWork.do`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, TooManyRedirects
+from streamcrawl.response import Drop, Response, Retry
+from streamcrawl.rules.politeness import parse_retry_after_ms
+from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
+from streamcrawl.rules.retry import Verdict as RetryVerdict
+from streamcrawl.rules.robots_rules import verdict_for_status
+from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
+from streamcrawl.rules.urls import split_url
+from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
+from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamcrawl.rules.scope import Scope
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Entry, Frontier
+    from streamcrawl.web.fetcher import Answer, Fetcher
+    from streamcrawl.work.board import Board
+    from streamcrawl.work.robots import Verdict
+
+START_WAIT_MAX_MS: Final = 2000
+"""A host that is due later than this gets its task back: the slot has better to do."""
+START_MARGIN_MS: Final = 20
+"""A loaded worker may stall between the answer START and its request; starts stay a delay apart all the same."""
+SURE_KINDS: Final = frozenset({"dns", "connect", "tls"})
+"""Errors that are the host's and never one URL's."""
+SEEN_KEPT: Final = 100_000
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class RecentlySeen:
+    """URLs this worker knows to be in the frontier's `seen`: nine links of ten on a site are repeats, and need not
+    travel to Redis. Two generations of at most SEEN_KEPT hashes; cleared when the store may have lost something."""
+
+    def __init__(self) -> None:
+        self._young: set[int] = set()
+        self._old: set[int] = set()
+
+    def __contains__(self, url: str) -> bool:
+        key = hash(url)
+        return key in self._young or key in self._old
+
+    def add_all(self, urls: Sequence[str]) -> None:
+        """Remember URLs whose offer was answered; not before, or a lost offer would lose the page."""
+        self._young.update(map(hash, urls))
+        if len(self._young) > SEEN_KEPT:
+            self._old, self._young = self._young, set()
+
+    def clear(self) -> None:
+        self._young.clear()
+        self._old.clear()
+
+
+@dataclass(slots=True)
+class Ending:
+    """How an entry is to end. `commit` None: it goes back unbegun."""
+
+    commit: Commit | None
+    ended_at: float = 0.0
+    """time.monotonic() when the last byte had come."""
+    ahead: list[Links] = field(default_factory=list)
+    """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
+    offered: list[str] = field(default_factory=list)
+    is_robots_stale: bool = False
+    retry_delay_ms: int | None = None
+
+
+class PageWork:
+    """The work of all slots of one worker."""
+
+    def __init__(
+        self, settings: Settings, scope: Scope, frontier: Frontier, fetcher: Fetcher, board: Board, sinks: Sequence[str]
+    ) -> None:
+        self._settings = settings
+        self._scope = scope
+        self._frontier = frontier
+        self._fetcher = fetcher
+        self._board = board
+        self._sinks = sinks
+        self._policy = RetryPolicy.from_settings(settings)
+        self._robots = RobotsCache(frontier, settings)
+        self.seen = RecentlySeen()
+        self._handler = (
+            Handler(load_handler(settings.handler), timeout_ms=settings.handler_timeout_ms)
+            if settings.handler
+            else None
+        )
+
+    def decode(self, entry: Entry) -> CrawlTask | Commit:
+        """Return the task of an entry, or the commit that buries an entry which cannot be read."""
+        host = entry.fields.get(b"host", b"").decode("utf-8", "replace")
+        level = entry.fields.get(b"level", b"").decode("utf-8", "replace")
+        stored = entry.fields.get(b"task", b"")
+        try:
+            return decode_task(host, level, stored)
+        except CodecError as error:
+            kind = Kind.ROBOTS if b'"robots"' in stored[:60] else Kind.PAGE
+            unread = b'[0,0,"page","/unreadable",0]'
+            detail = ("2", unread, "codec", str(error)[:1000], "")
+            return Commit(entry.id, host, kind, Outcome.DEAD, detail=detail)
+
+    async def do(self, entry: Entry, task: CrawlTask, index: int) -> Ending:
+        """Do the whole work of an entry.
+
+        Raises:
+            LeaseLost: the entry was taken back before the fetch could begin.
+            StoreUnavailable: a verdict or a start could not be asked for; the entry may go back.
+        """
+        await self._lease_is_fresh()
+        if task.kind is Kind.ROBOTS:
+            return await self._fetch_robots(entry, task, index)
+        verdict = await self._robots.get(task.host)
+        if verdict is None:
+            return Ending(None, is_robots_stale=True)
+        if not verdict.rules.allows(task.url):
+            return self._drop(entry, task, DropReason.ROBOTS)
+        if self._must_ask(verdict.delay_ms) and not await self._may_start(entry, task):
+            return Ending(None)
+        return await self._fetch_page(entry, task, index, verdict)
+
+    def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
+        """Return the commit that makes the task a dead letter."""
+        detail = (task.level.value, encode_task(task), reason, error, status)
+        return Commit(entry.id, task.host, task.kind, Outcome.DEAD, detail=detail)
+
+    def internal_error(self, entry: Entry, task: CrawlTask, error: str) -> Ending:
+        """Return how a task ends at which our own code failed: tried again, at last dead with the traceback."""
+        if task.attempt < self._policy.attempts_max:
+            return self._retry(entry, task, self._policy.base_ms)
+        return _fetched(self.bury(entry, task, "internal", error[-4000:]), time.monotonic())
+
+    async def _lease_is_fresh(self) -> None:
+        # Begin no fetch when nobody confirmed our leases for half of one: the entry may be another's any moment.
+        limit = self._settings.lease_ms // 2
+        waited_ms = 0
+        while self._board.beat_age_ms() > limit:
+            if waited_ms > self._settings.lease_ms:
+                raise LeaseLost("no heartbeat was confirmed for a whole lease")
+            await asyncio.sleep(0.05)
+            waited_ms += 50
+
+    def _must_ask(self, delay_ms: int) -> bool:
+        return self._settings.host_concurrency > 1 and delay_ms > 0
+
+    async def _may_start(self, entry: Entry, task: CrawlTask) -> bool:
+        while True:
+            word, ms = await self._frontier.start(
+                entry.id, task.host, wait_max_ms=START_WAIT_MAX_MS, margin_ms=START_MARGIN_MS
+            )
+            if word == "START":
+                return True
+            if word == "BACK":
+                return False
+            if word == "LEASE_LOST":
+                raise LeaseLost("taken back while it waited for its host")
+            await asyncio.sleep(ms / 1000)
+
+    # -- pages
+
+    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, verdict: Verdict) -> Ending:
+        url, hops = task.url, []
+        while True:
+            self._board.begin(index)
+            try:
+                answer = await self._fetcher.fetch(url, referrer=task.referrer)
+                if answer.location is None:
+                    break
+                hops.append(url)
+                url = answer.location
+                if url in hops:
+                    raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
+                if len(hops) + len(task.redirects) > self._settings.redirects_max:
+                    raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
+            except FetchError as error:
+                return self._failed(entry, task, error)
+            host, path = split_url(url)
+            if host != task.host:
+                return self._redirected(entry, task, answer, host, path, hops)
+            if not verdict.rules.allows(url):
+                return self._drop(entry, task, DropReason.ROBOTS, answer)
+            # A hop is a fetch like any other: the host's delay counts from the end of the one before.
+            if not self._must_ask(verdict.delay_ms) or not await self._may_start(entry, task):
+                await asyncio.sleep(verdict.delay_ms / 1000)
+            await self._lease_is_fresh()
+        return await self._answered(entry, task, index, answer, hops)
+
+    async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
+        retry_after_ms = None
+        if answer.retry_after is not None:
+            retry_after_ms = parse_retry_after_ms(answer.retry_after, int(time.time() * 1000))
+        decision = decide_status(
+            answer.status,
+            attempt=task.attempt,
+            retry_after_ms=retry_after_ms,
+            policy=self._policy,
+            jitter=random.random(),
+        )
+        if decision.verdict is RetryVerdict.RETRY:
+            return self._retry(entry, task, decision.delay_ms, block_ms=decision.block_ms, ended_at=answer.ended_at)
+        if decision.verdict is RetryVerdict.DEAD:
+            commit = self.bury(entry, task, decision.reason, f"answered {answer.status}", str(answer.status))
+            return _fetched(commit, answer.ended_at, decision.block_ms)
+        response = Response(task, answer, links_max=self._settings.links_max)
+        handled = Handled()
+        if self._handler is None:
+            handled.urls = list(response.links())
+            if self._sinks:
+                handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+        else:
+            self._board.begin(index)
+            try:
+                handled = await self._handler(response)
+            except Retry as asked:
+                delay_ms = self._policy.base_ms if asked.after_s is None else int(asked.after_s * 1000)
+                return self._try_again(entry, task, "retry", str(asked), answer, delay_ms)
+            except Drop as drop:
+                is_word = drop.reason.isidentifier() and len(drop.reason) <= 64
+                return self._drop(entry, task, drop.reason if is_word else DropReason.HANDLER, answer)
+            except StageError as error:
+                delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
+                return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
+        commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
+        commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
+        ending = _fetched(commit, answer.ended_at, decision.block_ms)
+        self._add_links(ending, commit, task, handled.urls)
+        return ending
+
+    def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
+        depth = task.depth + 1
+        if self._settings.depth_max is not None and depth > self._settings.depth_max:
+            return
+        links, url = Links(), task.url
+        for link in urls:
+            if link in self.seen or not self._scope.admits(link, page_host=task.host):
+                continue
+            host, path = split_url(link)
+            links.add(CrawlTask(host=host, path=path, depth=depth, referrer=url))
+            ending.offered.append(link)
+        while len(links) > LINKS_PER_CALL:
+            ending.ahead.append(links.take(LINKS_PER_CALL))
+        commit.links = links
+
+    def _redirected(
+        self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
+    ) -> Ending:
+        # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
+        if task.depth > 0 and not self._scope.admits(host + path, page_host=task.host):
+            return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
+        commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
+        target = CrawlTask(
+            host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
+        )
+        commit.links.add(target)
+        return _fetched(commit, answer.ended_at)
+
+    # -- robots
+
+    async def _fetch_robots(self, entry: Entry, task: CrawlTask, index: int) -> Ending:
+        self._board.begin(index)
+        url, hops = task.url, 0
+        try:
+            while True:
+                answer = await self._fetcher.fetch(url, body_max_bytes=2 * ROBOTS_MAX_BYTES)
+                if answer.location is None:
+                    said = verdict_for_status(answer.status)
+                    break
+                hops += 1
+                # RFC 9309 section 2.3.1.2 asks for five hops. One that leaves the host would be a fetch that no delay
+                # of that host knows of; its pages redirect there too, and are judged by the rules of that host.
+                if hops > 5 or split_url(answer.location)[0] != task.host:
+                    said = "allow"
+                    break
+                url = answer.location
+                await asyncio.sleep(self._settings.delay_ms / 1000)
+                await self._lease_is_fresh()
+        except FetchError as error:
+            if error.is_unanswered or error.is_retryable:
+                return self._unanswered(entry, task, error.kind)
+            # A robots.txt that is endless, or whose redirect leads nowhere, is one that the host does not offer.
+            answer, said = None, "allow"
+        if said == "retry":
+            ending = self._unanswered(entry, task, "robots")
+            if answer is not None:
+                ending.ended_at = answer.ended_at
+            return ending
+        status, body = (answer.status, answer.body) if answer is not None else (0, b"")
+        text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
+        detail = (text, self._settings.robots_ttl_ms, delay_ms)
+        commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
+        return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
+
+    # -- endings
+
+    def _drop(self, entry: Entry, task: CrawlTask, reason: str, answer: Answer | None = None) -> Ending:
+        commit = Commit(entry.id, task.host, task.kind, Outcome.DROPPED, detail=(str(reason),))
+        return Ending(commit, time.monotonic()) if answer is None else _fetched(commit, answer.ended_at)
+
+    def _retry(
+        self, entry: Entry, task: CrawlTask, delay_ms: int, *, block_ms: int = 0, ended_at: float | None = None
+    ) -> Ending:
+        again = msgspec.structs.replace(task, attempt=task.attempt + 1)
+        detail = (delay_ms, task.level.value, encode_task(again))
+        commit = Commit(entry.id, task.host, task.kind, Outcome.RETRY, detail=detail)
+        ending = _fetched(commit, time.monotonic() if ended_at is None else ended_at, block_ms)
+        ending.retry_delay_ms = delay_ms
+        return ending
+
+    def _try_again(
+        self, entry: Entry, task: CrawlTask, reason: str, error: str, answer: Answer, delay_ms: int
+    ) -> Ending:
+        """Retry what a handler failed at, or bury it with its last attempt."""
+        if task.attempt < self._policy.attempts_max:
+            return self._retry(entry, task, delay_ms, ended_at=answer.ended_at)
+        return _fetched(self.bury(entry, task, reason, error, str(answer.status)), answer.ended_at)
+
+    def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
+        decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
+        if error.is_unanswered:
+            if error.kind in SURE_KINDS:
+                return self._unanswered(entry, task, error.kind)
+            # A URL that always hangs must not look like a host that is down, nor the other way round: the script
+            # knows how often the host failed in a row, and chooses.
+            again = msgspec.structs.replace(task, attempt=task.attempt + 1)
+            first = ("retry" if decision.verdict is RetryVerdict.RETRY else "dead", decision.delay_ms)
+            return self._unanswered(entry, task, error.kind, (*first, encode_task(again), str(error)[:1000]))
+        if decision.verdict is RetryVerdict.RETRY:
+            return self._retry(entry, task, decision.delay_ms)
+        return _fetched(self.bury(entry, task, decision.reason, str(error)[:1000]), time.monotonic())
+
+    def _unanswered(self, entry: Entry, task: CrawlTask, reason: str, when_first: tuple[Any, ...] = ()) -> Ending:
+        settings = self._settings
+        backoff = (settings.host_backoff_base_ms, settings.host_backoff_max_ms, int(random.random() * 1000))
+        detail = (task.level.value, encode_task(task), reason, *backoff, *when_first)
+        commit = Commit(entry.id, task.host, task.kind, Outcome.UNANSWERED, detail=detail)
+        ending = _fetched(commit, time.monotonic())
+        if when_first:
+            ending.retry_delay_ms = when_first[1]
+        return ending
+
+
+def _fetched(commit: Commit, ended_at: float, block_ms: int = 0) -> Ending:
+    commit.is_fetched = True
+    commit.block_ms = block_ms
+    return Ending(commit, ended_at)

@@ -1,0 +1,117 @@
+"""The read loop: takes entries from the work stream, never more than there are free slots.
+
+Each blocking read has a connection of its own and a bounded BLOCK, and is stopped by a flag, never cancelled: a
+cancelled read may leave an entry delivered to nobody. After a failed read the worker looks up what was delivered under
+its name without its knowledge (the answer was lost) and hands it back. If this loop dies, the worker takes no new work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import RedisError, ResponseError
+
+from streamcrawl.errors import StoreError, StoreUnavailable
+from streamcrawl.store.connection import map_error
+from streamcrawl.store.frontier import FETCH_STREAM, Entry
+from streamcrawl.store.keys import GROUP
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio import Redis
+
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.work.board import Board
+    from streamcrawl.work.loops import Log
+
+BLOCK_MS: Final = 1000
+"""Well under the socket timeout of the client (store/connection.py), and how long a stop may take."""
+GATHER_S: Final = 0.003
+"""While work is in hand, free slots gather this long: one read for several entries instead of one each."""
+
+
+class ReadLoop:
+    def __init__(
+        self,
+        frontier: Frontier,
+        reader: Redis,
+        consumer: str,
+        board: Board,
+        *,
+        lease_ms: int,
+        free: Callable[[], int],
+        wait_free: Callable[[], asyncio.Future[None]],
+        put: Callable[[Entry, int], None],
+        log: Log,
+    ) -> None:
+        self._frontier = frontier
+        self._reader = reader
+        self._consumer = consumer
+        self._board = board
+        self._lease_ms = lease_ms
+        self._free = free
+        self._wait_free = wait_free
+        self._put = put
+        self._log = log
+        self._stop = asyncio.Event()
+        self._patience = Patience("read", log)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        stream = self._frontier.keys.fetch_stream
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                free = self._free()
+                if free <= 0:
+                    await asyncio.wait((self._wait_free(), stopped), return_when=asyncio.FIRST_COMPLETED)
+                    if not self._stop.is_set():
+                        await asyncio.sleep(GATHER_S)
+                    continue
+                if self._board.beat_age_ms() > self._lease_ms // 2:
+                    # Nobody confirms our leases now: what we took would be taken back under our hands.
+                    await sleep_or_stop(self._stop, 0.05)
+                    continue
+                try:
+                    reply: Any = await self._reader.xreadgroup(
+                        GROUP, self._consumer, {stream: ">"}, count=free, block=BLOCK_MS
+                    )
+                except (RedisError, OSError) as error:
+                    await self._recover(error)
+                    continue
+                self._patience.recovered()
+                for _, entries in reply:
+                    for entry_id, fields in entries:
+                        entry = Entry(entry_id.decode(), fields or {})
+                        self._put(entry, self._board.hold(entry.id))
+        finally:
+            stopped.cancel()
+
+    async def _recover(self, error: Exception) -> None:
+        mapped = map_error(error)
+        if _is_group_missing(error):
+            # The stream was lost (flushed, failed over to an older state): dispatch makes the group again, at 0.
+            mapped = StoreUnavailable("the work stream is gone; waiting for it to be made again")
+        elif not isinstance(mapped, StoreUnavailable):
+            raise mapped from error
+        await self._patience.wait(mapped, self._stop)
+        try:
+            delivered = await until_answered(
+                lambda: self._frontier.pending_of(FETCH_STREAM, self._consumer), self._patience, self._stop
+            )
+        except StoreError:
+            return
+        unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id) is None]
+        if unknown:
+            self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
+            await until_answered(lambda: self._frontier.hand_back(FETCH_STREAM, unknown), self._patience, self._stop)
+
+
+def _is_group_missing(error: Exception) -> bool:
+    # 7.0 says UNBLOCKED to a reader whose stream went away, 8.2 says NOGROUP.
+    return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))

@@ -1,0 +1,46 @@
+"""The reclaim loop: takes back what nobody renewed for a whole lease (XAUTOCLAIM, in a script).
+
+Every supervisor runs it; the script is the guard. It ticks four times a lease, because the script takes a longer gap
+between two ticks for an outage and then gives everybody a lease to renew. If it dies everywhere, entries of dead
+machines stay pending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.work.loops import Log
+
+TICKS_PER_LEASE: Final = 4
+
+
+class ReclaimLoop:
+    def __init__(self, frontier: Frontier, streams: Sequence[str], *, lease_ms: int, log: Log) -> None:
+        self._frontier = frontier
+        self._streams = streams
+        self._lease_ms = lease_ms
+        self._log = log
+        self._stop = asyncio.Event()
+        self._patience = Patience("reclaim", log)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            for stream in self._streams:
+                word, value = await until_answered(
+                    lambda stream=stream: self._frontier.reclaim(stream, lease_ms=self._lease_ms),  # type: ignore[misc]
+                    self._patience,
+                    self._stop,
+                )
+                if word == "OK" and value:
+                    self._log(f"reclaim: {value} entries of {stream} were not renewed for a lease and are back")
+            await sleep_or_stop(self._stop, self._lease_ms / 1000 / TICKS_PER_LEASE)

@@ -1,0 +1,97 @@
+"""The worker's copy of robots verdicts.
+
+Dispatch hands out pages of a host only while its verdict is stored (the gate in _hosts.lua), so a worker finds it in
+Redis; it keeps the parsed rules of the hosts it meets for a while. Nothing here fetches: a robots task does.
+
+Stored form of a verdict: one JSON line `{"verdict":"parse","status":200,"delay_ms":0}` (or "allow"), then the text.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from streamcrawl.errors import CodecError
+from streamcrawl.rules.politeness import host_delay_ms
+from streamcrawl.rules.robots_rules import RobotsRules
+from streamcrawl.work.board import monotonic_ms
+
+if TYPE_CHECKING:
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Frontier
+
+HOSTS_MAX: Final = 10_000
+KEPT_MS: Final = 600_000
+"""How long a worker may go on with rules that were fetched again meanwhile."""
+
+
+class Verdict(NamedTuple):
+    rules: RobotsRules
+    delay_ms: int
+    """The host's delay, its Crawl-delay regarded."""
+
+
+class _Stored(msgspec.Struct):
+    verdict: str
+    status: int
+    delay_ms: int
+
+
+def encode_verdict(settings: Settings, *, verdict: str, status: int, body: bytes) -> tuple[str, int]:
+    """Return the stored form of an origin's verdict, and the delay it asks for (0: the crawl's own)."""
+    delay_ms = settings.delay_ms
+    if verdict == "parse":
+        asked = RobotsRules.parse(body, settings.user_agent).crawl_delay_ms
+        delay_ms = host_delay_ms(settings.delay_ms, asked, settings.crawl_delay_max_ms)
+    head = msgspec.json.encode(_Stored(verdict, status, delay_ms)).decode()
+    text = body[:ROBOTS_MAX_BYTES].decode("utf-8", "replace") if verdict == "parse" else ""
+    return f"{head}\n{text}", delay_ms if delay_ms != settings.delay_ms else 0
+
+
+ROBOTS_MAX_BYTES: Final = 512_000
+"""RFC 9309 section 2.5: at least 500 KiB must be parsed."""
+
+
+def decode_verdict(stored: bytes, user_agent: str) -> Verdict:
+    """Return the verdict of its stored form.
+
+    Raises:
+        CodecError: it is none.
+    """
+    head, _, text = stored.partition(b"\n")
+    try:
+        said = msgspec.json.decode(head, type=_Stored)
+    except msgspec.DecodeError as error:
+        raise CodecError(f"stored robots verdict cannot be read: {head[:80]!r}") from error
+    rules = RobotsRules.parse(text, user_agent) if said.verdict == "parse" else RobotsRules.allow_all()
+    return Verdict(rules, said.delay_ms)
+
+
+class RobotsCache:
+    """Verdicts by host key, least recently used out first."""
+
+    def __init__(self, frontier: Frontier, settings: Settings) -> None:
+        self._frontier = frontier
+        self._settings = settings
+        self._kept: OrderedDict[str, tuple[Verdict, int]] = OrderedDict()
+
+    async def get(self, host: str) -> Verdict | None:
+        """Return the verdict of a host; None when Redis has none (any more): its gate must ask again."""
+        if not self._settings.obey_robots:
+            return Verdict(RobotsRules.allow_all(), self._settings.delay_ms)
+        found = self._kept.get(host)
+        now = monotonic_ms()
+        if found is not None and found[1] > now:
+            self._kept.move_to_end(host)
+            return found[0]
+        stored = await self._frontier.robots(host)
+        if stored is None:
+            self._kept.pop(host, None)
+            return None
+        verdict = decode_verdict(stored, self._settings.user_agent)
+        self._kept[host] = (verdict, now + KEPT_MS)
+        if len(self._kept) > HOSTS_MAX:
+            self._kept.popitem(last=False)
+        return verdict

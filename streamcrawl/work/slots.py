@@ -1,0 +1,276 @@
+"""The work slots: an asyncio task for each entry in hand, at most `concurrency` of them.
+
+Also the quarantine. A task that was in a worker's hands when it died is a suspect: after one crash it shares the worker
+with few others, after two it runs alone, and everything else that was not begun is handed back first, so that a
+poisonous task takes no neighbour with it and is known for what it is. If a slot's own code fails, the slot survives and
+the task is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
+from streamcrawl.store.frontier import FETCH_STREAM, Commit
+from streamcrawl.work.loops import Patience, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from streamcrawl.rules.task import CrawlTask
+    from streamcrawl.store.frontier import Entry, Frontier
+    from streamcrawl.work.board import Board
+    from streamcrawl.work.commit import CommitLoop
+    from streamcrawl.work.loops import Log
+    from streamcrawl.work.page_work import Ending, PageWork
+
+NEIGHBOURS_OF_A_SUSPECT: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Hand:
+    """One entry in hand."""
+
+    entry: Entry
+    index: int
+    task: CrawlTask
+    running: asyncio.Task[None] | None = None
+    is_submitted: bool = False
+
+
+def neighbours_max(crashes: int, concurrency: int) -> int:
+    """Return with how many entries in all a task of so many crashes may share its worker."""
+    if crashes == 0:
+        return concurrency
+    return min(concurrency, NEIGHBOURS_OF_A_SUSPECT) if crashes == 1 else 1
+
+
+class Slots:
+    def __init__(
+        self,
+        frontier: Frontier,
+        work: PageWork,
+        committer: CommitLoop,
+        board: Board,
+        *,
+        concurrency: int,
+        on_retry: Callable[[int], None],
+        on_gone: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._frontier = frontier
+        self._work = work
+        self._committer = committer
+        self._board = board
+        self._concurrency = concurrency
+        self._on_retry = on_retry
+        self._on_gone = on_gone
+        self._log = log
+        self._hands: dict[str, _Hand] = {}
+        self._waiting: list[_Hand] = []
+        self._free_waiter: asyncio.Future[None] | None = None
+        self._is_stopping = False
+        self._give_up = asyncio.Event()
+        self._patience = Patience("slots", log)
+        self._chores: set[asyncio.Task[None]] = set()
+
+    # -- for the read loop
+
+    def free(self) -> int:
+        """Return how many entries may be read now; none while a suspect waits for its turn."""
+        if self._waiting or self._is_stopping:
+            return 0
+        return self._room() - len(self._hands)
+
+    def wait_free(self) -> asyncio.Future[None]:
+        """Return a future that is done when a slot becomes free (or may have)."""
+        if self._free_waiter is None or self._free_waiter.done():
+            self._free_waiter = asyncio.get_running_loop().create_future()
+        return self._free_waiter
+
+    def put(self, entry: Entry, index: int) -> None:
+        """Take an entry that was just read and is held in the board."""
+        task = self._work.decode(entry)
+        if isinstance(task, Commit):
+            self._log(f"entry {entry.id} cannot be read and becomes a dead letter")
+            self._submit_lone(entry, index, task)
+            return
+        hand = _Hand(entry, index, task)
+        self._hands[entry.id] = hand
+        if task.crashes == 0 and not self._waiting and len(self._running()) < self._room():
+            self._start(hand)
+        else:
+            self._waiting.append(hand)
+            self._waiting.sort(key=lambda waiting: waiting.task.crashes)
+            self._admit()
+
+    # -- stopping
+
+    async def stop(self, grace_s: float) -> None:
+        """Hand back what has not begun, let the rest finish within `grace_s`, then cancel it and hand it back."""
+        self._is_stopping = True
+        await self._hand_back_waiting()
+        running = [hand.running for hand in self._hands.values() if hand.running is not None]
+        if running and grace_s > 0:
+            await asyncio.wait(running, timeout=grace_s)
+        await self.cancel_all()
+
+    async def cancel_all(self) -> None:
+        """Cancel what runs and hand it back; what is already with the committer is left to it."""
+        self._give_up.set()
+        late = [hand for hand in self._hands.values() if not hand.is_submitted]
+        for hand in late:
+            if hand.running is not None:
+                hand.running.cancel()
+        running = [hand.running for hand in late if hand.running is not None]
+        if running:
+            await asyncio.wait(running)
+        await self._hand_back([hand.entry.id for hand in late])
+        for hand in late:
+            self._end(hand)
+        if self._chores:
+            await asyncio.wait(self._chores)
+
+    def lose(self, entry_id: str) -> None:
+        """The entry is no longer ours: stop working on it, write nothing."""
+        hand = self._hands.get(entry_id)
+        if hand is not None and hand.running is not None and not hand.is_submitted:
+            hand.running.cancel()
+
+    # -- inside
+
+    def _room(self) -> int:
+        crashes = max((hand.task.crashes for hand in self._hands.values() if hand.running is not None), default=0)
+        return neighbours_max(crashes, self._concurrency)
+
+    def _running(self) -> list[_Hand]:
+        return [hand for hand in self._hands.values() if hand.running is not None]
+
+    def _start(self, hand: _Hand) -> None:
+        hand.running = asyncio.create_task(self._slot(hand), name=f"slot {hand.entry.id}")
+        self._board.show_busy(len(self._hands))
+
+    def _admit(self) -> None:
+        while self._waiting:
+            hand = self._waiting[0]
+            running = len(self._running())
+            if running >= min(self._room(), neighbours_max(hand.task.crashes, self._concurrency)):
+                return
+            del self._waiting[0]
+            if hand.task.crashes >= 2:
+                # Alone must mean that nothing else is in this worker's hands, begun or not: only then is the next
+                # crash this task's own.
+                self._chore(self._run_alone(hand))
+                return
+            self._start(hand)
+
+    async def _run_alone(self, hand: _Hand) -> None:
+        hand.running = asyncio.current_task()
+        await self._hand_back_waiting()
+        if not self._is_stopping:
+            self._start(hand)
+        else:
+            hand.running = None
+            await self._hand_back([hand.entry.id])
+            self._end(hand)
+
+    async def _slot(self, hand: _Hand) -> None:
+        entry, task = hand.entry, hand.task
+        try:
+            ending = await self._work.do(entry, task, hand.index)
+            for chunk in ending.ahead:
+                word, _ = await until_answered(
+                    lambda chunk=chunk: self._frontier.offer(chunk, fence=entry.id),  # type: ignore[misc]
+                    self._patience,
+                    self._give_up,
+                )
+                if word == "LEASE_LOST":
+                    raise LeaseLost("taken back while its links were offered")
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                self._end(hand)  # lost: `lose` cancelled it
+            raise
+        except LeaseLost:
+            self._end(hand)
+        except CrawlGone:
+            self._end(hand)
+            self._on_gone()
+        except StoreError as error:
+            self._log(f"slot: {error}; {task.url} goes back")
+            self._chore(self._give_back(hand))
+        except Exception:
+            # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
+            # letter that carries the traceback.
+            error_text = traceback.format_exc()
+            self._log(f"slot: internal error at {task.url}:\n{error_text}")
+            ending = self._work.internal_error(entry, task, error_text)
+            self._submit(hand, ending)
+        else:
+            if ending.commit is None:
+                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale))
+            else:
+                self._submit(hand, ending)
+
+    def _submit(self, hand: _Hand, ending: Ending) -> None:
+        assert ending.commit is not None
+        hand.is_submitted = True
+
+        def done(word: str) -> None:
+            if word == "DONE":
+                self._work.seen.add_all(ending.offered)
+                if ending.retry_delay_ms is not None:
+                    self._on_retry(ending.retry_delay_ms)
+            self._end(hand)
+
+        bury = self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
+        self._committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
+
+    def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
+        self._committer.submit(
+            commit, ended_at=time.monotonic(), bury=commit, done=lambda _: self._board.release(index)
+        )
+
+    def _end(self, hand: _Hand) -> None:
+        if self._hands.pop(hand.entry.id, None) is None:
+            return
+        self._board.release(hand.index)
+        self._board.show_busy(len(self._hands))
+        if self._waiting and not self._is_stopping:
+            self._admit()
+        if self._free_waiter is not None and not self._free_waiter.done():
+            self._free_waiter.set_result(None)
+
+    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+        chore = asyncio.create_task(work)
+        self._chores.add(chore)  # a task that nobody holds may be collected in the middle
+        chore.add_done_callback(self._chores.discard)
+
+    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False) -> None:
+        await self._hand_back([hand.entry.id], is_robots_stale=is_robots_stale)
+        self._end(hand)
+
+    async def _hand_back_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        await self._hand_back([hand.entry.id for hand in waiting])
+        for hand in waiting:
+            self._end(hand)
+
+    async def _hand_back(self, entry_ids: list[str], *, is_robots_stale: bool = False) -> None:
+        if not entry_ids:
+            return
+        try:
+            await until_answered(
+                lambda: self._frontier.hand_back(FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale),
+                self._patience,
+                self._give_up,
+            )
+        except CrawlGone:
+            self._on_gone()
+        except StoreError as error:
+            # The lease runs out by itself; somebody takes them back then.
+            self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")

@@ -1,0 +1,391 @@
+"""The supervisor: starts, watches and replaces the worker children of one machine, and beats for them.
+
+It fetches nothing itself. A child that died is noticed at once: what it held is put back, with the crash counted, and
+another child takes its place. Children that fail at start again and again end the crawl with their error. Start at
+`Supervisor.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamcrawl.errors import ConfigError, CrawlGone, StoreError
+from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
+from streamcrawl.work.beat import BeatLoop
+from streamcrawl.work.board import Board, monotonic_ms
+from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
+from streamcrawl.work.end import EndLoop
+from streamcrawl.work.janitor import JanitorLoop
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.reclaim import ReclaimLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.work.loops import Log
+
+SINK_BOARD: Final = 1024
+"""Entries a sink may hold: one batch and one read."""
+STARTS_FAILED_MAX: Final = 5
+"""Children in a row that died before they were ready; then something is wrong with all of them."""
+RESTART_PAUSE_S: Final = 0.2
+NOW_GRACE_S: Final = 3.0
+UNAVAILABLE_MAX_S: Final = 600.0
+"""A store that is away this long ends the run with exit code 5; what is in Redis stays there."""
+SETTLE_MAX_S: Final = 5.0
+DRAIN_LOOK_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """One output: its name in Redis, and the absolute path of its file."""
+
+    name: str
+    path: str
+
+
+class ChildProcess:
+    """One child as the supervisor sees it."""
+
+    def __init__(self, role: str, consumer: str, stream: str, slots: int, sink: SinkSpec | None, restarts: int) -> None:
+        self.role = role
+        self.consumer = consumer
+        self.stream = stream
+        self.slots = slots
+        """Work slots that count for the mark of waiting entries; 0 for a sink."""
+        self.sink = sink
+        self.restarts = restarts
+        self.board = Board.create(slots if role == "fetch" else SINK_BOARD)
+        self.process: asyncio.subprocess.Process | None = None
+        self.is_ready = False
+        self.is_told_to_stop = False
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the process is gone and what it held is put back."""
+        self.error = ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def busy(self) -> int:
+        return self.board.busy() if self.role == "fetch" else len(self.board.held())
+
+    @property
+    def info(self) -> str:
+        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role, "busy": self.busy}
+        return msgspec.json.encode(about).decode()
+
+    def say(self, line: str) -> None:
+        """Send one line over the control line; a child that is gone does not hear it, and need not."""
+        if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
+            self.process.stdin.write(line.encode() + b"\n")
+
+    def kill(self) -> None:
+        if self.is_alive:
+            assert self.process is not None
+            self.process.kill()
+
+
+class Supervisor:
+    """All children of one crawl on this machine."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        settings: Settings,
+        frontier: Frontier,
+        *,
+        scope: dict[str, Any],
+        sinks: Sequence[SinkSpec] = (),
+        log: Log,
+    ) -> None:
+        self._redis_url = redis_url
+        self._settings = settings
+        self._frontier = frontier
+        self._scope = scope
+        self._sinks = tuple(sinks)
+        self._log = log
+        self.children: list[ChildProcess] = []
+        """The live ones, fetch workers first."""
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._failed_starts = 0
+        self._word = ""
+        self._error: StoreError | ConfigError | None = None
+        self._patience = Patience("supervisor", log)
+        streams = [FETCH_STREAM, *(sink_stream(sink.name) for sink in self._sinks)]
+        lease_ms = settings.lease_ms
+        self._beat = BeatLoop(
+            frontier,
+            lambda: self.children,
+            lease_ms=lease_ms,
+            work_max_ms=settings.handler_timeout_ms + settings.timeout_ms,
+            log=log,
+        )
+        self._reclaim = ReclaimLoop(frontier, streams, lease_ms=lease_ms, log=log)
+        self._janitor = JanitorLoop(frontier, settings, on_given_up=lambda count: None, log=log)
+        self._end = EndLoop(frontier, is_busy=self._is_busy, log=log)
+
+    def stop(self) -> None:
+        """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
+        if self._stop.is_set():
+            self._now.set()
+        self._stop.set()
+
+    async def run(self) -> str:
+        """Run until the crawl has ended, is stopped, or cannot go on.
+
+        Returns:
+            ENDED, LIMIT, STOPPED, UNBALANCED (as finish.lua says), INTERRUPTED (`stop` was called), GONE (deleted by
+            someone else) or UNAVAILABLE (no store for UNAVAILABLE_MAX_S). All children are gone when it returns.
+
+        Raises:
+            ConfigError: the children cannot start as configured; the message is theirs.
+            StoreError: the store refuses in a way that waiting does not mend.
+        """
+        for sink in self._sinks:
+            self._keep("sink", sink)
+        for _ in range(self._settings.processes):
+            self._keep("fetch", None)
+        loops = [
+            asyncio.create_task(loop.run(), name=type(loop).__name__)
+            for loop in (self._beat, self._reclaim, self._janitor)
+        ]
+        ending = asyncio.create_task(self._end.run(), name="EndLoop")
+        stopping = asyncio.create_task(_wait(self._stop), name="stop")
+        failing = asyncio.create_task(_wait(self._closing), name="failed")
+        watching = asyncio.create_task(self._watch_store(), name="store")
+        try:
+            await asyncio.wait((*loops, ending, stopping, failing, watching), return_when=asyncio.FIRST_COMPLETED)
+            self._judge([*loops, ending, watching])
+            await self._close_children(loops)
+        finally:
+            for loop in (self._beat, self._reclaim, self._janitor, self._end):
+                loop.stop()
+            for task in (stopping, failing, watching):
+                task.cancel()
+            for child in self.children:
+                child.kill()
+            await asyncio.gather(*loops, ending, stopping, failing, watching, *self._keepers, return_exceptions=True)
+        if self._error is not None:
+            raise self._error
+        return self._word
+
+    # -- the end
+
+    def _judge(self, tasks: list[asyncio.Task[None]]) -> None:
+        if self._error is not None or self._word:
+            return
+        for task in tasks:
+            error = task.exception() if task.done() else None
+            if isinstance(error, CrawlGone):
+                self._word = "GONE"
+            elif isinstance(error, StoreError | ConfigError):
+                self._error = error
+            elif error is not None:
+                raise error
+        if self._word or self._error is not None:
+            return
+        self._word = self._end.word if self._end.word != "RUNNING" else "INTERRUPTED"
+
+    async def _close_children(self, loops: list[asyncio.Task[None]]) -> None:
+        """Stop the fetch workers, then the sinks once they have written what the workers gave them."""
+        grace_s = self._settings.grace_ms / 1000
+        self._closing.set()
+        is_hard = self._word in ("GONE", "UNAVAILABLE") or self._error is not None
+        await self._stop_role("fetch", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
+        if not is_hard and self._sinks:
+            await self._drain_sinks(grace_s)
+        await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
+        self._janitor.stop()
+        self._reclaim.stop()
+
+    async def _stop_role(self, role: str, within_s: float) -> None:
+        children = [child for child in self.children if child.role == role]
+        for child in children:
+            child.is_told_to_stop = True
+            child.say("stop")
+        deadline = monotonic_ms() + within_s * 1000
+        is_hurried = False
+        while any(child.is_alive for child in children):
+            if self._now.is_set() and not is_hurried:
+                is_hurried = True
+                deadline = min(deadline, monotonic_ms() + NOW_GRACE_S * 1000)
+                for child in children:
+                    child.say("now")
+            if monotonic_ms() > deadline:
+                for child in children:
+                    if child.is_alive:
+                        self._log(f"{role} {child.consumer} did not end in time and is killed; its work is put back")
+                        child.kill()
+                        child.is_told_to_stop = False
+            await asyncio.sleep(0.02)
+        # The keepers put back what was left; without a store nobody can, and the leases run out by themselves.
+        await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S) if children else None
+
+    async def _drain_sinks(self, within_s: float) -> None:
+        deadline = monotonic_ms() + within_s * 1000
+        streams = [self._frontier.keys.sink_stream(sink.name) for sink in self._sinks]
+        while monotonic_ms() < deadline and not self._now.is_set():
+            try:
+                lengths = [await self._frontier.client.xlen(stream) for stream in streams]
+            except Exception as error:
+                self._log(f"sinks: {error}; what they have not written yet stays in Redis")
+                return
+            if not any(lengths):
+                return
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+    async def _watch_store(self) -> None:
+        """Return when the store has been away for too long; every loop waits for it patiently by itself."""
+        away_since: int | None = None
+        while True:
+            await asyncio.sleep(1.0)
+            if not any(patience.failures for patience in (self._beat._patience, self._reclaim._patience)):
+                away_since = None
+                continue
+            away_since = away_since if away_since is not None else monotonic_ms()
+            if monotonic_ms() - away_since > UNAVAILABLE_MAX_S * 1000:
+                self._word = "UNAVAILABLE"
+                return
+
+    def _is_busy(self) -> bool:
+        return any(child.busy for child in self.children)
+
+    # -- children
+
+    def _keep(self, role: str, sink: SinkSpec | None) -> None:
+        keeper = asyncio.create_task(self._keeper(role, sink), name=f"keeper {role}")
+        self._keepers.add(keeper)
+        keeper.add_done_callback(self._keepers.discard)
+
+    async def _keeper(self, role: str, sink: SinkSpec | None) -> None:
+        """Start one child, and its successor whenever it ends, until the crawl closes."""
+        restarts = 0
+        try:
+            while not self._closing.is_set():
+                child = await self._start(role, sink, restarts)
+                await self._follow(child)
+                assert child.process is not None
+                code = await child.process.wait()
+                await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
+                self.children.remove(child)
+                child.board.close()
+                child.settled.set_result(None)
+                self._note_end(child, code)
+                restarts += 1
+                if not child.is_ready:
+                    await sleep_or_stop(self._closing, RESTART_PAUSE_S * 2**self._failed_starts)
+        except CrawlGone:
+            self._word = self._word or "GONE"
+            self._closing.set()
+        except (StoreError, ConfigError) as error:
+            self._error = self._error or error
+            self._closing.set()
+
+    async def _start(self, role: str, sink: SinkSpec | None, restarts: int) -> ChildProcess:
+        # A name is never used twice: what an earlier bearer still holds must not look like this one's.
+        consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        settings = self._settings
+        stream = FETCH_STREAM if sink is None else sink_stream(sink.name)
+        child = ChildProcess(role, consumer, stream, settings.concurrency if role == "fetch" else 0, sink, restarts)
+        spec = ChildSpec(
+            redis_url=self._redis_url,
+            settings=settings,
+            epoch=self._frontier.epoch,
+            shard=0,
+            consumer=consumer,
+            role=role,
+            scope=self._scope,
+            sinks=tuple(sink.name for sink in self._sinks),
+            sink=sink.name if sink else "",
+            sink_path=sink.path if sink else "",
+        )
+        module = "streamcrawl.work.worker" if role == "fetch" else "streamcrawl.sinks.child"
+        child.board.confirm(monotonic_ms())
+        child.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            str(child.board.fd),
+            str(child.board.capacity),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(child.board.fd,),
+            # In a group of its own: Ctrl-C is the supervisor's to answer, it stops children in order.
+            process_group=0,
+            limit=16 * 1024 * 1024,
+        )
+        child.say(msgspec.json.encode(spec).decode())
+        self.children.append(child)
+        self.children.sort(key=lambda one: one.role)
+        return child
+
+    async def _follow(self, child: ChildProcess) -> None:
+        """Read the child's events until it closes its end."""
+        assert child.process is not None
+        assert child.process.stdout is not None
+        while line := await child.process.stdout.readline():
+            try:
+                event = msgspec.json.decode(line, type=dict[str, Any])
+            except msgspec.DecodeError:
+                self._log(f"{child.consumer}: {line.decode('utf-8', 'replace').rstrip()}")
+                continue
+            match event.get("event"):
+                case "ready":
+                    child.is_ready = True
+                    self._failed_starts = 0
+                    self._beat.hurry()
+                case "log":
+                    self._log(str(event.get("text", "")))
+                case "error":
+                    child.error = str(event.get("text", ""))
+
+    async def _put_back(self, child: ChildProcess, *, is_crash: bool) -> None:
+        async def call() -> int:
+            left = Beat(child.consumer, child.stream, -1, "{}")
+            await self._frontier.beat([left], lease_ms=self._settings.lease_ms)
+            return await self._frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
+
+        back = await until_answered(call, self._patience, self._closing)
+        if back and is_crash:
+            self._log(f"{child.role} {child.consumer} died with {back} entries in hand; they are put back")
+
+    def _note_end(self, child: ChildProcess, code: int) -> None:
+        if code == EXIT_GONE:
+            raise CrawlGone(child.error)
+        if code == EXIT_CONFIG:
+            raise ConfigError(child.error)
+        if self._closing.is_set():
+            return
+        if not child.is_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS_FAILED_MAX:
+                raise ConfigError(
+                    f"{self._failed_starts} {child.role} processes in a row died at their start (exit code {code}); "
+                    "what they printed above says why"
+                )
+        elif code != 0:
+            self._log(f"{child.role} {child.consumer} ended with exit code {code}; another one takes its place")
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

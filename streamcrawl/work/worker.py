@@ -1,0 +1,110 @@
+"""The fetch role of a worker child: its loops, put together.
+
+read -> slots -> commit, and beside them dispatch and due. The supervisor starts it as a module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from streamcrawl.rules.scope import Scope
+from streamcrawl.store.frontier import Dispatched
+from streamcrawl.web.fetcher import Fetcher
+from streamcrawl.work.child import Child, main
+from streamcrawl.work.commit import CommitLoop
+from streamcrawl.work.dispatch import DispatchLoop
+from streamcrawl.work.due import DueLoop
+from streamcrawl.work.page_work import PageWork
+from streamcrawl.work.read import ReadLoop
+from streamcrawl.work.slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+DISPATCH_MAX: Final = 100
+"""Tasks moved by one call at most: 100 take about a millisecond of the server."""
+
+
+async def run_worker(child: Child) -> None:
+    """Run the loops until the supervisor says stop, then end them in the order in which they feed each other.
+
+    Raises:
+        CrawlGone: the crawl is over for this epoch.
+        StoreError: a refusal that waiting does not mend.
+    """
+    spec, settings = child.spec, child.spec.settings
+    scope = Scope.from_state(settings, spec.scope)
+    dispatch = DispatchLoop(child.frontier, limit=DISPATCH_MAX, log=child.log)
+    due = DueLoop(child.frontier, on_moved=lambda: dispatch.hint(Dispatched(0, 0, "OK")), log=child.log)
+    async with Fetcher(settings) as fetcher:
+        work = PageWork(settings, scope, child.frontier, fetcher, child.board, spec.sinks)
+        commit = CommitLoop(
+            child.frontier,
+            spec.consumer,
+            dispatch_limit=DISPATCH_MAX,
+            on_dispatched=dispatch.hint,
+            on_outage=work.seen.clear,
+            log=child.log,
+        )
+        slots = Slots(
+            child.frontier,
+            work,
+            commit,
+            child.board,
+            concurrency=settings.concurrency,
+            on_retry=due.hint,
+            on_gone=child.stop.set,
+            log=child.log,
+        )
+        read = ReadLoop(
+            child.frontier,
+            child.reader,
+            spec.consumer,
+            child.board,
+            lease_ms=settings.lease_ms,
+            free=slots.free,
+            wait_free=slots.wait_free,
+            put=slots.put,
+            log=child.log,
+        )
+        child.on_lost = slots.lose
+        child.event(event="ready")
+        loops = [_start(loop.run(), type(loop).__name__) for loop in (read, commit, dispatch, due)]
+        stopping = _start(_wait(child.stop), "stop")
+        try:
+            await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
+            # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
+            read.stop()
+            dispatch.stop()
+            due.stop()
+            failed = [loop for loop in loops if loop.done() and loop.exception() is not None]
+            if not loops[0].done():
+                await asyncio.wait((loops[0],))
+            hurry = _start(_hurry(child, slots), "hurry")
+            await slots.stop(0.0 if child.now.is_set() or failed else child.grace_s)
+            hurry.cancel()
+            commit.stop(give_up=True)
+            await asyncio.wait(loops)
+            for loop in loops:
+                loop.result()
+        finally:
+            stopping.cancel()
+
+
+async def _hurry(child: Child, slots: Slots) -> None:
+    await child.now.wait()
+    await slots.cancel_all()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(work, name=name)
+
+
+if __name__ == "__main__":
+    main(run_worker)

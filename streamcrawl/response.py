@@ -14,8 +14,6 @@ from streamcrawl.rules.parse import Page, charset_of, decode_body, parse_html, s
 from streamcrawl.rules.urls import canonical_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from streamcrawl.rules.task import CrawlTask
     from streamcrawl.web.fetcher import Answer
 
@@ -55,7 +53,7 @@ class Response:
         self.final_url = answer.url
         """After redirects within the host."""
         self.status = answer.status
-        self.headers: Mapping[str, str] = answer.headers
+        self.headers = answer.headers
         self.body = answer.body
         self.content_type = answer.content_type
         self.depth = task.depth
@@ -86,7 +84,7 @@ class Response:
                     self.body,
                     self.final_url,
                     charset=self.charset,
-                    robots_tag=self.headers.get("X-Robots-Tag"),
+                    robots_tag=", ".join(self.headers.getall("X-Robots-Tag", ())) or None,
                     links_max=self._links_max,
                 )
             else:

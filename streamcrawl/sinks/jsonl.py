@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of a disk that somebody may mend while the crawl waits: no space, quota, size limit, a device that is away."""
+LOCK_WAIT_S: Final = 5.0
+"""For the lock: a writer whose crawl was killed notices it within about a second, and may be in the middle of a write."""
+_LOCK_POLL_S: Final = 0.05
 
 
 class SinkDiskFull(SinkError):
@@ -57,8 +61,12 @@ class JsonlFile:
     After a crash the file holds all committed batches, then perhaps a part of one more, which `resume` removes.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, lock_wait_s: float = LOCK_WAIT_S) -> None:
         """Open the file, made when missing, and lock it.
+
+        Args:
+            path: Of the file.
+            lock_wait_s: How long another writer may still hold it.
 
         Raises:
             SinkError: another process writes to it, or it cannot be opened.
@@ -72,12 +80,25 @@ class JsonlFile:
         except OSError as error:
             raise self._error(f"cannot be opened: {error.strerror}") from error
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            self._lock(lock_wait_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    why = "is being written by another process: stop that one, or give another -o"
+                    raise self._error(why) from error
+            except OSError as error:
                 raise self._error(f"cannot be locked: {error.strerror}") from error
-            raise self._error("is being written by another process: stop that one, or give another -o") from error
+            else:
+                return
+            time.sleep(_LOCK_POLL_S)  # a flock that waits in the kernel has no time limit
 
     def __enter__(self) -> Self:
         return self

@@ -165,6 +165,7 @@ class EmbeddedRedis:
         self._crawl_lock = -1
         self._lifeline = -1
         self._process: asyncio.subprocess.Process | None = None
+        self._is_guarded = False
         self._is_ready = False
         self._log_start = 0
 
@@ -199,6 +200,9 @@ class EmbeddedRedis:
                 os.close(server_lock)
             await self._wait_until_ready()
             self._report_truncation()
+        except OSError as error:  # a full disk, above all
+            await self.stop()
+            raise ConfigError(f"cannot run Redis in {self.folder}: {error.strerror or error}") from error
         except BaseException:
             await self.stop()
             raise
@@ -270,7 +274,8 @@ class EmbeddedRedis:
         _prepare_socket_folder(self._socket.parent, self.folder)
         inherited = [server_lock]
         number = os.getpid()
-        if _KEEPER_WAY == "guard":
+        self._is_guarded = _KEEPER_WAY == "guard"
+        if self._is_guarded:
             number, self._lifeline = os.pipe()
             inherited.append(number)
         script = [sys.executable, "-I", "-S", keeper.__file__, _KEEPER_WAY, str(number)]
@@ -288,7 +293,7 @@ class EmbeddedRedis:
             )
         finally:
             os.close(log)
-            if _KEEPER_WAY == "guard":
+            if self._is_guarded:
                 os.close(number)
         _write_holder(self._server_lock_path, self._process.pid)
 
@@ -372,13 +377,16 @@ class EmbeddedRedis:
             if process.returncode is None or not _is_free(self._server_lock_path):
                 self._signal(process, signal.SIGKILL)
                 await process.wait()
+                await _until_free(self._server_lock_path)
 
     def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-        """Signal the server, and its guard where there is one."""
-        pids = {self.pid} - {0, process.pid}
-        if process.returncode is None:  # else its pid may be somebody else's by now
-            pids.add(process.pid)
-        for pid in pids:
+        """Signal the server, not its guard, which alone can end a server whose pid we do not know yet."""
+        if self._lifeline != -1:
+            os.close(self._lifeline)  # the guard ends the server, by force in the end
+            self._lifeline = -1
+        pid = self.pid if self._is_guarded else process.pid
+        # A server that was waited for has no pid any more: it may be somebody else's by now.
+        if pid and (self._is_guarded or process.returncode is None):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

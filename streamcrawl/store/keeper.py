@@ -47,12 +47,12 @@ def become(parent_pid: int, command: list[str]) -> None:
 def guard(lifeline: int, command: list[str]) -> int:
     """Run `command` until it ends by itself or the other end of `lifeline` (the reading end of a pipe) is closed.
 
-    Returns its exit code, 128 and the signal's number when a signal ended it. SIGTERM is passed on to it.
+    Returns its exit code, 128 and the signal's number when a signal ended it. Whoever wants the server to end signals
+    the server or closes the pipe; a signal to the guard is not passed on.
     """
     os.set_inheritable(lifeline, False)
     # The other descriptors pass through: one of them holds the lock of the server's folder.
     with subprocess.Popen(command, close_fds=False) as server:
-        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         threading.Thread(target=_end_with_lifeline, args=(lifeline, server), daemon=True).start()
         code = server.wait()
     return code if code >= 0 else 128 - code

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -129,6 +130,10 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
 def main(role: Callable[[Child], Awaitable[None]]) -> None:
     """The main function of a child process: `role` is the coroutine of its loops."""
     board_fd, capacity = int(sys.argv[1]), int(sys.argv[2])
+    # Idle connections of a broad crawl outnumber the usual soft limit of 1,024 descriptors.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:

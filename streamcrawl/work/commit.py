@@ -30,9 +30,10 @@ LINGER_S: Final = 0.002
 class _Waiting(NamedTuple):
     commit: Commit
     ended_at: float
-    bury: Commit
-    """What to commit instead when the script finds the commit malformed."""
+    bury: Callable[[], Commit]
+    """Gives what to commit instead when the script finds the commit malformed."""
     done: Callable[[str], None]
+    is_burial: bool = False
 
 
 class CommitLoop:
@@ -59,7 +60,9 @@ class CommitLoop:
         self._patience = Patience("commit", log, on_outage=on_outage)
         self._log = log
 
-    def submit(self, commit: Commit, *, ended_at: float, bury: Commit, done: Callable[[str], None]) -> None:
+    def submit(
+        self, commit: Commit, *, ended_at: float, bury: Callable[[], Commit], done: Callable[[str], None]
+    ) -> None:
         """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
         self._queue.append(_Waiting(commit, ended_at, bury, done))
         self._wake.set()
@@ -106,8 +109,9 @@ class CommitLoop:
 
         words = await until_answered(call, self._patience, self._give_up)
         for waiting, word in zip(batch, words, strict=True):
-            if word == "INVALID" and waiting.commit is not waiting.bury:
+            if word == "INVALID" and not waiting.is_burial:
                 self._log(f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now")
-                self.submit(waiting.bury, ended_at=waiting.ended_at, bury=waiting.bury, done=waiting.done)
+                self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
+                self._wake.set()
             else:
                 waiting.done(word)

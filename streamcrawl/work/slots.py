@@ -227,12 +227,14 @@ class Slots:
                     self._on_retry(ending.retry_delay_ms)
             self._end(hand)
 
-        bury = self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
+        def bury() -> Commit:
+            return self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
+
         self._committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
     def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
         self._committer.submit(
-            commit, ended_at=time.monotonic(), bury=commit, done=lambda _: self._board.release(index)
+            commit, ended_at=time.monotonic(), bury=lambda: commit, done=lambda _: self._board.release(index)
         )
 
     def _end(self, hand: _Hand) -> None:

@@ -1,0 +1,272 @@
+"""`streamcrawl crawl`: its options and their help. What it does is in cli/crawl_run.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from streamcrawl.cli.options import (
+    CONTEXT,
+    Duration,
+    GroupedCommand,
+    GroupedOption,
+    Size,
+    debug_option,
+    guarded,
+    redis_option,
+)
+from streamcrawl.settings import ENVIRONMENT_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamcrawl.errors import ExitCode
+
+START: Final = "What to crawl"
+OUTPUT: Final = "What comes out"
+MANNERS: Final = "Politeness"
+FETCHING: Final = "Fetching"
+PLACE: Final = "Where it runs"
+AGAIN: Final = "Again"
+BOUNDS: Final = "Bounds"
+
+
+def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
+    return click.option(*names, cls=GroupedOption, group=group, **kwargs)
+
+
+@click.command("crawl", cls=GroupedCommand, context_settings=CONTEXT)
+@click.argument("urls", nargs=-1, metavar="URL...")
+@_option(
+    "--seeds",
+    metavar="FILE|-",
+    group=START,
+    envvar=ENVIRONMENT_PREFIX + "SEEDS",
+    help="More URLs to begin with, one a line, from a file or standard input (-). Lines that begin with # are "
+    f"left out; a line that is no URL is named and passed over. [{ENVIRONMENT_PREFIX}SEEDS]",
+)
+@_option(
+    "--scope",
+    type=click.Choice(["host", "domain", "prefix", "any"]),
+    group=START,
+    setting="scope",
+    help="Which links are followed: those to the host of their page or of a seed (host, the default), to its "
+    "registered domain (domain), below the folder of a seed (prefix), or all.",
+)
+@_option(
+    "--allow",
+    metavar="REGEX",
+    multiple=True,
+    group=START,
+    setting="allow",
+    help="Follow only links whose URL matches this; with several, any of them. Seeds are always fetched.",
+)
+@_option(
+    "--deny",
+    metavar="REGEX",
+    multiple=True,
+    group=START,
+    setting="deny",
+    help="Follow no link whose URL matches this, whatever --allow says.",
+)
+@_option(
+    "--depth",
+    "depth_max",
+    type=int,
+    metavar="N",
+    group=START,
+    setting="depth_max",
+    help="Follow links at most N steps from a seed; 0 fetches the seeds only. Default: any depth.",
+)
+@_option(
+    "--max-pages",
+    "pages_max",
+    type=int,
+    metavar="N",
+    group=START,
+    setting="pages_max",
+    help="Stop after N pages (exit code 3); go on later with a larger N. Default: no limit.",
+)
+@_option(
+    "--max-pages-per-host",
+    "pages_per_host_max",
+    type=int,
+    metavar="N",
+    group=START,
+    setting="pages_per_host_max",
+    help="Leave out what a host has beyond N pages. Default: no limit.",
+)
+@_option(
+    "-o",
+    "--output",
+    metavar="FILE.jsonl",
+    group=OUTPUT,
+    envvar=ENVIRONMENT_PREFIX + "OUTPUT",
+    help="One JSON object a line for every page, each exactly once, whatever crashes. Default: NAME.jsonl. "
+    f"[{ENVIRONMENT_PREFIX}OUTPUT]",
+)
+@_option(
+    "--json",
+    "is_json",
+    is_flag=True,
+    group=OUTPUT,
+    envvar=ENVIRONMENT_PREFIX + "JSON",
+    help="Progress and summary as JSON lines on standard output.",
+)
+@_option(
+    "--quiet",
+    "-q",
+    "is_quiet",
+    is_flag=True,
+    group=OUTPUT,
+    envvar=ENVIRONMENT_PREFIX + "QUIET",
+    help="No progress and no summary; warnings and errors only.",
+)
+@debug_option(group=OUTPUT, envvar=ENVIRONMENT_PREFIX + "DEBUG")
+@_option(
+    "--delay",
+    "delay_ms",
+    type=Duration(),
+    group=MANNERS,
+    setting="delay_ms",
+    help="Pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
+    "Crawl-delay in robots.txt wins.",
+)
+@_option(
+    "--host-concurrency",
+    "host_concurrency",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="host_concurrency",
+    help="Fetches of one host at a time, over all machines. Default: 1.",
+)
+@_option(
+    "--no-robots",
+    "no_robots",
+    is_flag=True,
+    group=MANNERS,
+    setting="obey_robots",
+    help="Do not ask for robots.txt and do not obey it. For sites of your own.",
+)
+@_option(
+    "--user-agent",
+    "user_agent",
+    metavar="TEXT",
+    group=MANNERS,
+    setting="user_agent",
+    help="Sent with every request and looked up in robots.txt. Put a way to reach you into it. "
+    "Default: streamcrawl/VERSION.",
+)
+@_option(
+    "--host-give-up",
+    "host_give_up_ms",
+    type=Duration(),
+    group=MANNERS,
+    setting="host_give_up_ms",
+    help="Give a host up that has not answered for so long; its pages become dead letters. Default: 1h.",
+)
+@_option(
+    "--timeout",
+    "timeout_ms",
+    type=Duration(),
+    group=FETCHING,
+    setting="timeout_ms",
+    help="For one fetch from start to end. Default: 30s.",
+)
+@_option(
+    "--max-body",
+    "body_max_bytes",
+    type=Size(),
+    group=FETCHING,
+    setting="body_max_bytes",
+    help="Longest body, decompressed; a longer one is a dead letter. Default: 10MB.",
+)
+@_option(
+    "--name",
+    metavar="NAME",
+    group=PLACE,
+    envvar=ENVIRONMENT_PREFIX + "NAME",
+    help=f"Of the crawl, to find it again. Default: the host of the first URL. [{ENVIRONMENT_PREFIX}NAME]",
+)
+@redis_option(
+    group=PLACE,
+    help="Keep the crawl in this Redis: redis://, rediss:// or unix://. A crawl of the same name "
+    "there is joined with more workers. Default: a private server, with its data in ./.streamcrawl/NAME. "
+    f"[{ENVIRONMENT_PREFIX}REDIS]",
+)
+@_option(
+    "--processes",
+    type=int,
+    metavar="N",
+    group=PLACE,
+    setting="processes",
+    help="Worker processes on this machine. Default: 1.",
+)
+@_option(
+    "--concurrency",
+    type=int,
+    metavar="N",
+    group=PLACE,
+    setting="concurrency",
+    help="Fetches at a time in each process. Default: 64.",
+)
+@_option(
+    "--lease",
+    "lease_ms",
+    type=Duration(),
+    group=PLACE,
+    setting="lease_ms",
+    help="How long a machine may be silent before others take over what it had in hand. Default: 30s.",
+)
+@_option(
+    "--resume",
+    is_flag=True,
+    group=AGAIN,
+    help="Go on with an existing crawl as it was begun; options that are given now win. Without URL and --name: "
+    "the one crawl in ./.streamcrawl.",
+)
+@_option(
+    "--fresh",
+    is_flag=True,
+    group=AGAIN,
+    help="Delete the crawl of this name first: its pages, its queue and its output file.",
+)
+@_option(
+    "--frontier-max",
+    "frontier_max",
+    type=int,
+    metavar="N",
+    group=BOUNDS,
+    setting="frontier_max",
+    help="Stop when so many URLs wait to be fetched (exit code 3). Default: 20,000,000.",
+)
+@_option(
+    "--memory-max",
+    "memory_max_bytes",
+    type=Size(),
+    group=BOUNDS,
+    setting="memory_max_bytes",
+    help="Memory of Redis; the crawl stops at 80 % of it (exit code 3). Default: 1GB for the private server; with "
+    "--redis the maxmemory of that server, which must be set if this is not.",
+)
+@guarded
+def command(**options: Any) -> ExitCode:
+    """Crawl from the given URLs and write every page to a file.
+
+    Without --redis nothing else is needed: a private Redis runs as long as the crawl. Ctrl-C stops in order and says
+    how to go on; the same command again goes on too. Nothing is lost or fetched twice by a crash at any moment.
+
+    Durations are seconds (0.5) or carry a unit (500ms, 2s, 5m, 7d); sizes likewise (10MB, 64MiB). Each option can be
+    set by the environment variable in brackets; an option of the command wins.
+
+    \b
+    streamcrawl crawl https://example.org/
+    streamcrawl crawl https://example.org/docs/ --scope prefix --depth 3 -o docs.jsonl
+    streamcrawl crawl --seeds urls.txt --scope any --max-pages 100000 --processes 4 --name wide
+    streamcrawl crawl --resume --name wide --max-pages 200000
+    """
+    from streamcrawl.cli.crawl_run import CrawlOptions, crawl  # Redis, asyncio and rich: not for --help
+
+    return crawl(CrawlOptions.from_click(options))

@@ -1,0 +1,225 @@
+"""Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
+
+Reads three small answers in one round trip every two seconds, whatever the size of the crawl; if the store does not
+answer, the last figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamcrawl.errors import StoreError
+from streamcrawl.ops.status import number
+from streamcrawl.store.connection import mapped_errors
+from streamcrawl.work.loops import sleep_or_stop
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from rich.console import Console
+
+    from streamcrawl.store.frontier import Frontier
+
+SAMPLE_S: Final = 2.0
+LINE_S: Final = 10.0
+"""Between two lines where nobody sits in front: a log of an hour has 360."""
+WINDOW_S: Final = 30.0
+"""Rates are over this long: shorter ones jump with every slow host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Figures of one moment; counts are of pages."""
+
+    at_s: float
+    """Seconds of the monotonic clock."""
+    done: int = 0
+    queued: int = 0
+    in_hand: int = 0
+    """Dispatched and not ended."""
+    delayed: int = 0
+    errors: int = 0
+    """Fetches that brought nothing and were, or will be, tried again."""
+    dead: int = 0
+    dropped: int = 0
+    hosts: int = 0
+    """Hosts with something to fetch, now or when their delay has passed."""
+    slots: int = 0
+    note: str = ""
+    """Why nothing is fetched at the moment; '' when all is well."""
+
+
+class Meter:
+    """Turns samples into rates and an estimate. Pure: time comes with the samples."""
+
+    def __init__(self, pages_max: int | None = None) -> None:
+        self._pages_max = pages_max
+        self._samples: deque[Sample] = deque()
+
+    def add(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        while len(self._samples) > 2 and sample.at_s - self._samples[1].at_s >= WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def last(self) -> Sample:
+        return self._samples[-1]
+
+    @property
+    def rate(self) -> float:
+        """Pages a second over the window; 0 before there are two samples."""
+        first, last = self._samples[0], self._samples[-1]
+        passed_s = last.at_s - first.at_s
+        return (last.done - first.done) / passed_s if passed_s > 0 else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the queue is empty at this rate; None while the frontier grows faster than it is fetched."""
+        first, last = self._samples[0], self._samples[-1]
+        if self.rate <= 0:
+            return None
+        left = last.queued + last.in_hand + last.delayed
+        is_growing = left > first.queued + first.in_hand + first.delayed
+        if self._pages_max is not None and self._pages_max - last.done <= left:
+            return max(0, self._pages_max - last.done) / self.rate  # so many are known already, whatever comes
+        return None if is_growing else left / self.rate
+
+
+class Progress:
+    """The display of one running crawl. A crash of it hides figures and changes nothing."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        console: Console,
+        *,
+        mode: str,
+        pages_max: int | None,
+        workers: Callable[[], tuple[int, int]],
+    ) -> None:
+        """Prepare the display.
+
+        Args:
+            frontier: Of the crawl.
+            console: Of standard error.
+            mode: `live`, `lines`, `json` (on standard output) or `none`.
+            pages_max: The budget, for the estimate; None without one.
+            workers: Returns fetch processes and busy slots of this machine.
+        """
+        self._frontier = frontier
+        self._console = console
+        self._mode = mode
+        self._workers = workers
+        self._meter = Meter(pages_max)
+        self._started_s = time.monotonic()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Show figures until `stop` is set."""
+        if self._mode == "none":
+            return
+        if self._mode == "live":
+            from rich.live import Live
+
+            with Live(console=self._console, auto_refresh=False, transient=True) as live:
+                while not stop.is_set():
+                    if await self._sample():
+                        live.update(self.line(), refresh=True)
+                    await sleep_or_stop(stop, SAMPLE_S)
+            return
+        while not await sleep_or_stop(stop, LINE_S):
+            if await self._sample():
+                if self._mode == "json":
+                    print(msgspec.json.encode(self.figures()).decode(), file=sys.stdout, flush=True)
+                else:
+                    self._console.print(self.line(), highlight=False, soft_wrap=True)
+
+    async def _sample(self) -> bool:
+        keys, client = self._frontier.keys, self._frontier.client
+        try:
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.hgetall(keys.totals)
+                pipe.hmget(keys.state, "slots", "stopped", "throttled", "paused")
+                pipe.zcard(keys.schedule)
+                with mapped_errors():
+                    totals, state, hosts = await pipe.execute()
+        except StoreError:
+            return False  # the loops say so; the last figures stay
+        self._meter.add(_sample(totals, state, hosts))
+        return True
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for programs."""
+        figures: dict[str, Any] = msgspec.to_builtins(self._meter.last)
+        del figures["at_s"]
+        processes, busy = self._workers()
+        eta_s = self._meter.eta_s
+        return {
+            "event": "progress",
+            "elapsed_s": round(time.monotonic() - self._started_s, 1),
+            **figures,
+            "pages_per_s": round(self._meter.rate, 2),
+            "eta_s": None if eta_s is None else round(eta_s),
+            "processes": processes,
+            "busy": busy,
+        }
+
+    def line(self) -> str:
+        """Return the figures for people."""
+        last, eta_s = self._meter.last, self._meter.eta_s
+        processes, busy = self._workers()
+        parts = [
+            f"{number(last.done)} pages",
+            f"{self._meter.rate:.1f}/s",
+            f"{number(last.queued)} queued",
+            f"{number(last.hosts)} hosts",
+            f"{number(last.errors)} errors",
+            f"{number(last.dead)} dead",
+            f"{processes} workers ({busy} busy)",
+            clock(time.monotonic() - self._started_s),
+        ]
+        if eta_s is not None:
+            parts.append(f"{clock(eta_s)} left")
+        if last.note:
+            parts.append(last.note)
+        return " · ".join(parts)
+
+
+def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int) -> Sample:
+    def page(name: str) -> int:
+        return int(totals.get(f"page.{name}".encode(), 0))
+
+    slots, stopped, throttled, paused = ((value or b"").decode() for value in state)
+    note = ""
+    if paused == "1":
+        note = "paused"
+    elif stopped:
+        note = f"stopped: {stopped}"
+    elif throttled:
+        note = "waiting for the output to be written"
+    return Sample(
+        at_s=time.monotonic(),
+        done=page("done"),
+        queued=page("queued"),
+        in_hand=page("streamed"),
+        delayed=page("delayed"),
+        errors=page("retried") + page("unanswered"),
+        dead=page("dead"),
+        dropped=page("dropped"),
+        hosts=hosts,
+        slots=int(slots or 0),
+        note=note,
+    )
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as `0:01:23`, or `2d 3:04:05`."""
+    days, rest = divmod(int(seconds), 86_400)
+    text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}d {text}" if days else text

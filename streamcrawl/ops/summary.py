@@ -1,0 +1,117 @@
+"""What a crawl says when it stops: how far it came, what failed and where, and what to do next.
+
+Pure: built from a `Status` (ops/status.py) and the word with which the supervisor ended. Start at `summary_lines`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from streamcrawl.errors import ExitCode
+from streamcrawl.ops.progress import clock
+from streamcrawl.ops.status import number, reasons
+
+if TYPE_CHECKING:
+    from streamcrawl.ops.status import Status
+
+_ENDINGS: Final = {
+    "ENDED": "complete",
+    "LIMIT": "stopped at --max-pages",
+    "STOPPED": "stopped",
+    "PAUSED": "paused",
+    "INTERRUPTED": "interrupted",
+    "UNBALANCED": "ended, and its counts do not balance",
+    "GONE": "deleted by someone else while it ran",
+    "UNAVAILABLE": "given up, the store does not answer",
+}
+_STOPS: Final = {
+    "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
+    "MEMORY_FULL": "Redis reached its memory mark; raise --memory-max (or maxmemory of your own Redis)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What this run of the crawl did, beside what the store has."""
+
+    word: str
+    """As Supervisor.run returns it."""
+    elapsed_s: float
+    pages_before: int
+    """Pages that were done when it began."""
+    resume: str
+    """The command that goes on with it."""
+
+
+def exit_code(word: str, status: Status) -> ExitCode:
+    """Return the exit code of a crawl that ended with `word`."""
+    match word:
+        case "ENDED":
+            has_failures = status.dead_letters > 0 or bool(status.given_up)
+            return ExitCode.WITH_DEAD_LETTERS if has_failures else ExitCode.DONE
+        case "UNBALANCED":
+            return ExitCode.AUDIT_FAILED
+        case "UNAVAILABLE" | "GONE":
+            return ExitCode.STORE_UNAVAILABLE
+    return ExitCode.STOPPED
+
+
+def summary_lines(run: Run, status: Status) -> list[str]:
+    """Return the closing summary as lines of plain text."""
+    fetched = status.page("done") - run.pages_before
+    rate = fetched / run.elapsed_s if run.elapsed_s > 0 else 0.0
+    lines = [
+        f"crawl {status.name}: {_ending(run, status)}",
+        f"  {number(fetched)} pages in {clock(run.elapsed_s)}, {rate:.1f}/s"
+        + (f"; {number(status.page('done'))} in all" if run.pages_before else ""),
+    ]
+    left = status.page("queued") + status.page("streamed") + status.page("delayed")
+    if left:
+        lines.append(f"  {number(left)} still to fetch")
+    lines += [f"  {state}: {reasons(counts)}" for state in ("dropped", "dead") if (counts := status.by_reason(state))]
+    if status.given_up:
+        lines.append(f"  hosts given up, none of their pages could be had: {', '.join(status.given_up)}")
+    lines += [
+        f"    {letter.url}: {letter.reason}{f' ({letter.error})' if letter.error else ''}"
+        for letter in status.newest_dead
+    ]
+    if status.dead_letters > len(status.newest_dead) > 0:
+        lines.append(f"    and {number(status.dead_letters - len(status.newest_dead))} more")
+    lines += [
+        f"  output: {sink.path or sink.name} ({number(sink.written)} records"
+        + (f", {number(sink.waiting)} not written yet)" if sink.waiting else ")")
+        for sink in status.sinks
+    ]
+    lines += [f"  {line}" for line in _next(run, status)]
+    return lines
+
+
+def summary_json(run: Run, status: Status) -> dict[str, Any]:
+    """Return the same for programs; `status` in it is what `streamcrawl status --json` prints."""
+    return {
+        "event": "summary",
+        "ending": run.word,
+        "exit_code": int(exit_code(run.word, status)),
+        "elapsed_s": round(run.elapsed_s, 3),
+        "pages": status.page("done") - run.pages_before,
+        "resume": run.resume,
+        "status": status.as_json(),
+    }
+
+
+def _ending(run: Run, status: Status) -> str:
+    text = _ENDINGS.get(run.word, run.word)
+    return f"{text}: {_STOPS.get(status.stopped, status.stopped)}" if run.word == "STOPPED" else text
+
+
+def _next(run: Run, status: Status) -> list[str]:
+    if run.word == "ENDED":
+        return []
+    if run.word == "LIMIT":
+        return [f"more: {run.resume} --max-pages N"]
+    if run.word == "UNBALANCED":
+        return [f"look at it: streamcrawl audit {status.name}"]
+    if run.word == "GONE":
+        return []
+    return [f"go on: {run.resume}"]

@@ -84,7 +84,7 @@ class Response:
                     self.body,
                     self.final_url,
                     charset=self.charset,
-                    robots_tag=", ".join(self.headers.getall("X-Robots-Tag", ())) or None,
+                    robots_tag="\n".join(self.headers.getall("X-Robots-Tag", ())) or None,
                     links_max=self._links_max,
                 )
             else:

@@ -15,6 +15,7 @@ from streamcrawl.cli.options import (
     debug_option,
     guarded,
     redis_option,
+    variable,
 )
 from streamcrawl.settings import ENVIRONMENT_PREFIX
 
@@ -147,8 +148,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "no_robots",
     is_flag=True,
     group=MANNERS,
-    setting="obey_robots",
-    help="Do not ask for robots.txt and do not obey it. For sites of your own.",
+    help=f"Do not ask for robots.txt and do not obey it. For sites of your own. [{variable('obey_robots')}=0]",
 )
 @_option(
     "--user-agent",

@@ -63,8 +63,8 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(getattr(parameter, "group", "Help"), []).append(record)
+            if isinstance(parameter, GroupedOption) and record is not None:
+                groups.setdefault(parameter.group, []).append(record)
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records, col_max=34)

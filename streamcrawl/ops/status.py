@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 HOSTS_NAMED_MAX: Final = 20
 DEAD_READ_MAX: Final = 1000
 """Newest dead letters looked at for the names of given-up hosts: some 300 kB, read once per look."""
+ALIVE_MS: Final = 90_000
+"""A worker that has not beaten for three leases (of the default length) is not alive."""
 _HOST_REASONS: Final = frozenset({"host_unreachable", "robots_unreachable"})
 _STATE_KEY: Final = re.compile(rf"^{ROOT}:\{{(.+):(\d+)\}}:state$")
 
@@ -314,7 +316,8 @@ def condition(status: Status) -> str:
         words.append(f"throttled by {status.throttled}")
     left = status.page("queued") + status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
     if left:
-        words.append("at work" if status.workers else "at rest, no worker is alive")
+        is_alive = any(worker.beat_age_ms < ALIVE_MS for worker in status.workers)
+        words.append("at work" if is_alive else "at rest, no worker is alive")
     else:
         words.append("complete" if status.is_closed else "nothing to do, more seeds may come")
     return ", ".join(words)

@@ -19,7 +19,7 @@ from urllib.parse import quote_from_bytes
 import msgspec
 from selectolax.lexbor import LexborHTMLParser
 
-from streamcrawl.rules.urls import canonical_url
+from streamcrawl.rules.urls import canonical_url, resolved, split_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,8 @@ _REFRESH: Final = re.compile(
 )
 _REFRESH_MAX_CHARS: Final = 4096
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
+_REMEMBERED_MAX_CHARS: Final = 512
+"""Longer references are resolved each time: thousands of `data:` URLs of 100 kB, remembered, would fill the memory."""
 _QUERY_SAFE: Final = "@[\\]^`{|}"
 """What the query percent-encode set leaves alone and urllib would not, but `&#;`: they may come from a reference."""
 
@@ -128,6 +130,8 @@ def _resolve(
 ) -> tuple[tuple[str, ...], int]:
     """Return the links of a page, and how many references were left unread behind the last of them."""
     query_codec = _query_codec(charset)
+    host, path = split_url(base)
+    root, folder = host + "/", host + path.partition("?")[0].rpartition("/")[0] + "/"
     links: dict[str, None] = {}
     links_cut = 0
     for position, reference in enumerate(references):
@@ -136,7 +140,17 @@ def _resolve(
             break
         if query_codec is not None and not reference.isascii():
             reference = _encode_query(reference, query_codec)
-        link = canonical_url(reference, base)
+        # A site's pages repeat their navigation: read against as little of the base as counts, most references have
+        # been resolved before (a fifth of a page's parse time, 2026-11-30).
+        first, second = reference[:1], reference[1:2]
+        if len(reference) + len(folder) > _REMEMBERED_MAX_CHARS:
+            link = canonical_url(reference, base)
+        elif first == "/" and second not in ("/", "\\"):
+            link = resolved(reference, root)
+        elif first.isalnum() or first == ".":
+            link = resolved(reference, folder)
+        else:
+            link = canonical_url(reference, base)
         if link is not None and link != url:
             links[link] = None
     return tuple(links), links_cut

@@ -183,12 +183,20 @@ class Frontier:
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
-    async def hand_back(self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False) -> int:
-        """Give entries back that were not begun; returns how many were still ours."""
+    async def hand_back(
+        self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False
+    ) -> int:
+        """Give entries back that will not be finished; returns how many were still ours.
+
+        Args:
+            is_robots_stale: There was no robots verdict for their host; its gate asks again.
+            is_begun: A fetch of them was broken off, so the host's delay counts from now.
+        """
+        how = "2" if is_begun else "1" if is_robots_stale else "0"
         back = 0
         for start in range(0, len(entry_ids), LINKS_PER_CALL):
             chunk = _PACK(list(entry_ids[start : start + LINKS_PER_CALL]))
-            answer = await self._run("hand_back", self.epoch, stream, chunk, "1" if is_robots_stale else "0")
+            answer = await self._run("hand_back", self.epoch, stream, chunk, how)
             back += answer[1]
         return back
 

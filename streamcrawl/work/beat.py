@@ -43,7 +43,7 @@ class BeatLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        self._patience = Patience("beat", log)
+        self.patience = Patience("beat", log)
         self.slots = 0
         """Live fetch slots of the whole crawl, as of the last beat."""
 
@@ -84,7 +84,7 @@ class BeatLoop:
             ]
             return await self._frontier.beat(beats, lease_ms=self._lease_ms)
 
-        lost, self.slots = await until_answered(call, self._patience, self._stop)
+        lost, self.slots = await until_answered(call, self.patience, self._stop)
         for child, lost_ids in zip(children, lost, strict=True):
             child.board.confirm(sent_ms)
             for entry_id in lost_ids:

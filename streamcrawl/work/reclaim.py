@@ -28,7 +28,7 @@ class ReclaimLoop:
         self._lease_ms = lease_ms
         self._log = log
         self._stop = asyncio.Event()
-        self._patience = Patience("reclaim", log)
+        self.patience = Patience("reclaim", log)
 
     def stop(self) -> None:
         self._stop.set()
@@ -38,7 +38,7 @@ class ReclaimLoop:
             for stream in self._streams:
                 word, value = await until_answered(
                     lambda stream=stream: self._frontier.reclaim(stream, lease_ms=self._lease_ms),  # type: ignore[misc]
-                    self._patience,
+                    self.patience,
                     self._stop,
                 )
                 if word == "OK" and value:

@@ -130,7 +130,8 @@ class Slots:
         running = [hand.running for hand in late if hand.running is not None]
         if running:
             await asyncio.wait(running)
-        await self._hand_back([hand.entry.id for hand in late])
+        await self._hand_back([hand.entry.id for hand in late if hand.running is None])
+        await self._hand_back([hand.entry.id for hand in late if hand.running is not None], is_begun=True)
         for hand in late:
             self._end(hand)
         if self._chores:
@@ -201,8 +202,9 @@ class Slots:
             self._end(hand)
             self._on_gone()
         except StoreError as error:
+            # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
             self._log(f"slot: {error}; {task.url} goes back")
-            self._chore(self._give_back(hand))
+            self._chore(self._give_back(hand, is_begun=True))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
@@ -252,8 +254,8 @@ class Slots:
         self._chores.add(chore)  # a task that nobody holds may be collected in the middle
         chore.add_done_callback(self._chores.discard)
 
-    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False) -> None:
-        await self._hand_back([hand.entry.id], is_robots_stale=is_robots_stale)
+    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
+        await self._hand_back([hand.entry.id], is_robots_stale=is_robots_stale, is_begun=is_begun)
         self._end(hand)
 
     async def _hand_back_waiting(self) -> None:
@@ -262,12 +264,14 @@ class Slots:
         for hand in waiting:
             self._end(hand)
 
-    async def _hand_back(self, entry_ids: list[str], *, is_robots_stale: bool = False) -> None:
+    async def _hand_back(self, entry_ids: list[str], *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
         if not entry_ids:
             return
         try:
             await until_answered(
-                lambda: self._frontier.hand_back(FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale),
+                lambda: self._frontier.hand_back(
+                    FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                ),
                 self._patience,
                 self._give_up,
             )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import ConfigError, CrawlGone, StoreError
+from streamcrawl.errors import ConfigError, CrawlGone
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import Board, monotonic_ms
@@ -129,7 +129,7 @@ class Supervisor:
         self._keepers: set[asyncio.Task[None]] = set()
         self._failed_starts = 0
         self._word = ""
-        self._error: StoreError | ConfigError | None = None
+        self._error: Exception | None = None
         self._patience = Patience("supervisor", log)
         streams = [FETCH_STREAM, *(sink_stream(sink.name) for sink in self._sinks)]
         lease_ms = settings.lease_ms
@@ -198,10 +198,8 @@ class Supervisor:
             error = task.exception() if task.done() else None
             if isinstance(error, CrawlGone):
                 self._word = "GONE"
-            elif isinstance(error, StoreError | ConfigError):
+            elif isinstance(error, Exception):
                 self._error = error
-            elif error is not None:
-                raise error
         if self._word or self._error is not None:
             return
         self._word = self._end.word if self._end.word != "RUNNING" else "INTERRUPTED"
@@ -236,7 +234,6 @@ class Supervisor:
                     if child.is_alive:
                         self._log(f"{role} {child.consumer} did not end in time and is killed; its work is put back")
                         child.kill()
-                        child.is_told_to_stop = False
             await asyncio.sleep(0.02)
         # The keepers put back what was left; without a store nobody can, and the leases run out by themselves.
         await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S) if children else None
@@ -259,7 +256,7 @@ class Supervisor:
         away_since: int | None = None
         while True:
             await asyncio.sleep(1.0)
-            if not any(patience.failures for patience in (self._beat._patience, self._reclaim._patience)):
+            if not self._beat.patience.failures and not self._reclaim.patience.failures:
                 away_since = None
                 continue
             away_since = away_since if away_since is not None else monotonic_ms()
@@ -297,7 +294,8 @@ class Supervisor:
         except CrawlGone:
             self._word = self._word or "GONE"
             self._closing.set()
-        except (StoreError, ConfigError) as error:
+        except Exception as error:
+            # Also a fault of ours, or a process that cannot be started: without its keeper nobody would watch a child.
             self._error = self._error or error
             self._closing.set()
 

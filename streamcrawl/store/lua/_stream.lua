@@ -20,7 +20,8 @@ end
 -- Take an entry of any work stream back from whoever held it; the task (or the item) becomes a new entry later.
 -- `crash` says that its worker died with it; only a crash with no other entry in hand (`alone`) counts towards death:
 -- two shared crashes first bring a task into a worker of its own, so that it cannot take neighbours with it.
-local function take_back(stream, id, fields, crash, alone, worker)
+-- `begun`: a fetch of it may have been under way until just now, so the host's delay counts from here.
+local function take_back(stream, id, fields, crash, alone, worker, begun)
   local f = {}
   for i = 1, #fields, 2 do f[fields[i]] = fields[i + 1] end
   if stream ~= STREAM then
@@ -41,8 +42,8 @@ local function take_back(stream, id, fields, crash, alone, worker)
   local line = kind_of(task)
   if not leave(key, line, id) then return false end
   local h = host(key)
+  if begun then fetch_ended(h, now) end
   if crash then
-    fetch_ended(h, now)
     local crashes = tonumber(string.match(task, '^%[(%d+),')) or 0
     if crashes < 2 or alone then
       crashes = crashes + 1
@@ -62,9 +63,9 @@ local function take_back(stream, id, fields, crash, alone, worker)
 end
 
 -- The same for one pending row. When its entry was deleted by hand, only the row is ended: it would stay for ever.
-local function take_back_row(stream, id, crash, alone, worker)
+local function take_back_row(stream, id, crash, alone, worker, begun)
   local entry = call('XRANGE', stream, id, id)[1]
-  if entry then return take_back(stream, id, entry[2], crash, alone, worker) end
+  if entry then return take_back(stream, id, entry[2], crash, alone, worker, begun) end
   call('XACK', stream, 'workers', id)
   return false
 end

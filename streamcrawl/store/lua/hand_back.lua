@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
--- hand_back.lua: give entries back that were not begun: no attempt, no crash, no delay is counted.
+-- hand_back.lua: give entries back that will not be finished: no attempt and no crash is counted.
 --
 -- KEYS[1] state   hash     the crawl's state
 -- ARGV[1] epoch   str      the epoch the caller joined with
 -- ARGV[2] stream  str      what follows the prefix, `stream:fetch` or `stream:fetch:<sink>`
 -- ARGV[3] ids     msgpack  entry ids, at most 250
--- ARGV[4] stale   str      '1' when the worker found no robots verdict: the host asks for it again
+-- ARGV[4] how     str      '0' not begun
+--                          '1' not begun for want of a robots verdict: the host asks for it again
+--                          '2' its fetch was broken off: the host's delay counts from here
 --
 -- Returns {'OK', back} · {'GONE'}
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
@@ -16,7 +18,7 @@ local stream, back = P .. ARGV[2], 0
 local ids = cmsgpack.unpack(ARGV[3])
 for i = #ids, 1, -1 do   -- last first: each goes to the head of its queue, so the order stays
   local entry = call('XRANGE', stream, ids[i], ids[i])[1]
-  if entry and take_back(stream, ids[i], entry[2], false, false, '') then
+  if entry and take_back(stream, ids[i], entry[2], false, false, '', ARGV[4] == '2') then
     back = back + 1
     if ARGV[4] == '1' and stream == STREAM then
       local h = host(entry[2][2])

@@ -36,7 +36,7 @@ if rows.err then return {'OK', 0, 0} end
 local is_cut, back = #rows == limit, 0
 -- Two stay for the next call: a last one by itself would pass for the only one its worker had in hand.
 for i = is_cut and limit - 2 or #rows, 1, -1 do
-  if take_back_row(stream, rows[i][1], crash, #rows == 1, who) then back = back + 1 end
+  if take_back_row(stream, rows[i][1], crash, #rows == 1, who, true) then back = back + 1 end
 end
 settle()
 flush_counts()

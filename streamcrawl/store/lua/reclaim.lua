@@ -40,7 +40,7 @@ local back = 0
 for i = #rows, 1, -1 do
   local id, who = rows[i][1], rows[i][2]
   local alone = held[who] == 1 and not is_cut and not was_cut
-  if take_back_row(stream, id, true, alone, who) then back = back + 1 end
+  if take_back_row(stream, id, true, alone, who, true) then back = back + 1 end
 end
 if is_cut and not was_cut then call('HSET', KEYS[1], cut, '1') end
 if was_cut and not is_cut then call('HDEL', KEYS[1], cut) end

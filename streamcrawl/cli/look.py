@@ -1,0 +1,113 @@
+"""What `streamcrawl status` and `streamcrawl audit` do. They change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from streamcrawl.cli.store import FOLDER, embedded_names, existing_store
+from streamcrawl.errors import ConfigError, ExitCode, StoreUnavailable
+from streamcrawl.ops.audit import audit
+from streamcrawl.ops.status import condition, crawl_names, number, read_status, status_lines
+from streamcrawl.store.connection import check_server, connect, mapped_errors
+from streamcrawl.store.embedded import EmbeddedRedis
+from streamcrawl.store.frontier import Frontier
+from streamcrawl.store.keys import Keys
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from streamcrawl.ops.audit import AuditReport
+    from streamcrawl.ops.status import Status
+
+
+def show_status(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
+    """Print the status of one crawl."""
+
+    async def read() -> Status:
+        async with existing_store(redis_url, name) as store:
+            return await read_status(store.client, name)
+
+    status = asyncio.run(read())
+    if is_json:
+        click.echo(msgspec.json.encode(status.as_json()))
+    else:
+        click.echo("\n".join(status_lines(status)))
+    return ExitCode.DONE
+
+
+def list_crawls(redis_url: str | None, *, is_json: bool) -> ExitCode:
+    """Print the crawls of a Redis, or those in this folder; of the latter, figures only of those that run."""
+    rows = asyncio.run(_list(redis_url))
+    if is_json:
+        click.echo(msgspec.json.encode({"crawls": rows}))
+    elif not rows:
+        click.echo(f"no crawls in {'this Redis' if redis_url else FOLDER}")
+    for row in () if is_json else rows:
+        figures = f", {number(row['done'])} pages done, {number(row['queued'])} queued" if "done" in row else ""
+        click.echo(f"{row['name']}: {row['condition']}{figures}")
+    return ExitCode.DONE
+
+
+async def _list(redis_url: str | None) -> list[dict[str, Any]]:
+    if redis_url is not None:
+        client = connect(redis_url)
+        try:
+            await check_server(client)
+            return [_row(await read_status(client, name)) for name in await crawl_names(client)]
+        finally:
+            await client.aclose()
+    rows = []
+    for name in embedded_names():
+        # Servers of crawls that rest are left alone: starting each would take long, and `status NAME` does it.
+        client = connect(EmbeddedRedis(FOLDER / name, memory_max_bytes=0).url)
+        try:
+            rows.append(_row(await read_status(client, name)))
+        except StoreUnavailable:
+            rows.append({"name": name, "condition": "not running"})
+        finally:
+            await client.aclose()
+    return rows
+
+
+def _row(status: Status) -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "condition": condition(status),
+        "done": status.page("done"),
+        "queued": status.page("queued"),
+    }
+
+
+def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
+    """Print the audit of one crawl."""
+
+    async def read() -> AuditReport:
+        async with existing_store(redis_url, name) as store:
+            return await audit(await _join(store.client, name))
+
+    report = asyncio.run(read())
+    if is_json:
+        click.echo(msgspec.json.encode(report.as_json()))
+    else:
+        for line in report.faults:
+            click.echo(line)
+        for line in report.notes:
+            click.echo(f"note: {line}")
+        what = f"{number(report.hosts)} hosts, {number(report.keys)} keys, {len(report.lines)} lines of counts"
+        found = "every figure fits" if report.is_sound else f"{number(len(report.faults))} faults"
+        click.echo(f"audit {name}: {what}: {found}")
+    return ExitCode.DONE if report.is_sound else ExitCode.AUDIT_FAILED
+
+
+async def _join(client: Redis, name: str) -> Frontier:
+    """Return a frontier with the epoch that the crawl has now; opening it would put settings in force."""
+    keys = Keys(name)
+    with mapped_errors():
+        epoch: Any = await client.hget(keys.state, "epoch")
+    if epoch is None:
+        raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
+    return Frontier(client, keys, epoch.decode())

@@ -1,0 +1,140 @@
+"""Where a crawl is kept: the Redis of `--redis`, or an embedded one in `./.streamcrawl/<name>/`.
+
+`crawl_store` is for the crawl itself and owns the folder; `existing_store` is for commands that look, beside a running
+crawl or at one that rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from streamcrawl.errors import ConfigError, StoreIncompatible, StoreUnavailable
+from streamcrawl.settings import check_name
+from streamcrawl.store.connection import check_server, connect, mapped_errors
+from streamcrawl.store.embedded import EmbeddedRedis
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from redis.asyncio import Redis
+
+FOLDER: Final = Path(".streamcrawl")
+"""Of all embedded crawls, in the folder where the command is run."""
+MEMORY_DEFAULT_BYTES: Final = 1_000_000_000
+"""Of an embedded server without --memory-max: some ten million seen URLs, and room for the rest of a machine."""
+_DATA: Final = "appendonlydir"
+
+
+class Store(NamedTuple):
+    """A store that answers, and has been found fit for a crawl."""
+
+    url: str
+    client: Redis
+    embedded: EmbeddedRedis | None
+    """The server, when this process runs it."""
+
+
+@asynccontextmanager
+async def crawl_store(
+    redis_url: str | None, name: str, *, memory_max_bytes: int | None, is_fresh: bool, log: Callable[[str], None]
+) -> AsyncIterator[Store]:
+    """Yield the store of a crawl that is about to run.
+
+    Args:
+        redis_url: None for an embedded server.
+        memory_max_bytes: --memory-max; None when it was not given.
+        is_fresh: Data that Redis cannot read may be deleted, because the crawl is to begin afresh.
+
+    Raises:
+        ConfigError: the folder is in use by another crawl, or memory is bounded by nothing.
+        StoreError: no server, or one that is not fit.
+    """
+    if redis_url is not None:
+        async with _client(redis_url) as client:
+            if not (await check_server(client)).maxmemory and memory_max_bytes is None:
+                raise ConfigError(
+                    "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
+                    "(--memory-max 2GB, or redis-cli CONFIG SET maxmemory 2gb)"
+                )
+            yield Store(redis_url, client, None)
+        return
+    folder = FOLDER / name
+    server = _embedded(folder, memory_max_bytes or MEMORY_DEFAULT_BYTES, log)
+    try:
+        await server.start()
+    except StoreIncompatible as error:
+        if not is_fresh:
+            raise
+        log(f"fresh: {error}")
+        await asyncio.to_thread(shutil.rmtree, folder / _DATA, ignore_errors=True)
+        await server.start()
+    try:
+        async with _client(server.url) as client:
+            await check_server(client)
+            yield Store(server.url, client, server)
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Store]:
+    """Yield the store of a crawl that is there: of a running one, or of one at rest, whose server is started for it.
+
+    Raises:
+        ConfigError: there is no such crawl.
+        StoreError: no server, or one that is not fit.
+    """
+    if redis_url is not None:
+        async with _client(redis_url) as client:
+            await check_server(client)
+            yield Store(redis_url, client, None)
+        return
+    folder = FOLDER / check_name(name)
+    if not (folder / _DATA).is_dir():
+        others = ", ".join(embedded_names()) or "none"
+        raise ConfigError(
+            f"there is no crawl {name!r} in {FOLDER} (there: {others}); give --redis URL for one elsewhere"
+        )
+    # No limit: what lies there was within one, and looking adds nothing.
+    server = EmbeddedRedis(folder, memory_max_bytes=0)
+    async with _client(server.url) as client:
+        try:
+            with mapped_errors():
+                await client.ping()
+        except StoreUnavailable:
+            pass
+        else:
+            yield Store(server.url, client, None)
+            return
+    async with server, _client(server.url) as client:
+        yield Store(server.url, client, server)
+
+
+def embedded_names() -> list[str]:
+    """Return the names of the embedded crawls in this folder, sorted."""
+    return sorted(path.parent.name for path in FOLDER.glob(f"*/{_DATA}"))
+
+
+def _embedded(folder: Path, memory_max_bytes: int, log: Callable[[str], None]) -> EmbeddedRedis:
+    last = -1.0
+
+    def show_loading(percent: float) -> None:
+        nonlocal last
+        if percent - last >= 10:
+            last = percent
+            log(f"loading the crawl from {folder}: {percent:.0f} %")
+
+    return EmbeddedRedis(folder, memory_max_bytes=memory_max_bytes, on_loading=show_loading)
+
+
+@asynccontextmanager
+async def _client(url: str) -> AsyncIterator[Redis]:
+    client = connect(url)
+    try:
+        yield client
+    finally:
+        await client.aclose()

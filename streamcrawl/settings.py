@@ -28,7 +28,7 @@ _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*$")
 _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])?(i?)[bB]?\s*$")
 _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +138,7 @@ def parse_size_bytes(text: str) -> int:
 
 def check_name(name: str) -> str:
     """Return `name`, or raise ConfigError when it cannot be part of a key and of a folder."""
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ConfigError(
             f"crawl name {name!r} will not do: use 1 to 64 letters, digits, dots, dashes or underscores, "
             "starting with a letter or digit"

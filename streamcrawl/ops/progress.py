@@ -133,6 +133,7 @@ class Progress:
                         live.update(self.line(), refresh=True)
                     await sleep_or_stop(stop, SAMPLE_S)
             return
+        await self._sample()  # the first line, ten seconds from here, then has a rate
         while not await sleep_or_stop(stop, LINE_S):
             if await self._sample():
                 if self._mode == "json":

@@ -348,4 +348,4 @@ def number(count: int) -> str:
 def memory(status: Status) -> str:
     """Return `5.1 MB of 1,000 MB`: of the server, whatever else is in it."""
     used = f"{status.memory_bytes / 1e6:,.1f} MB"
-    return f"{used} of {status.memory_max_bytes / 1e6:,.0f} MB" if status.memory_max_bytes else f"{used}, no limit"
+    return f"{used} of {status.memory_max_bytes / 1e6:,.0f} MB" if status.memory_max_bytes else used

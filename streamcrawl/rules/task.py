@@ -87,7 +87,20 @@ class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(list[Any])
+
+
+class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    crashes: int
+    discovered_ms: int
+    kind: Kind
+    path: str
+    depth: int
+    attempt: int = 1
+    referrer: str = ""
+    redirects: tuple[str, ...] = ()
+
+
+_DECODER: Final = msgspec.json.Decoder(_Stored)
 _DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [])
 _SHORTEST: Final = 3
 """Fields of the rest that are always written: kind, path and depth."""
@@ -140,24 +153,18 @@ def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
         CodecError: the bytes are not a task of this schema.
     """
     try:
-        fields = _DECODER.decode(stored)
-        crashes, discovered_ms = fields[0], fields[1]
-        kind, path, depth, attempt, referrer, redirects = (*fields[2:], *_DEFAULTS[len(fields) - 2 :])
-        task = CrawlTask(
+        kept = _DECODER.decode(stored)
+        return CrawlTask(
             host=host,
-            path=path,
-            kind=Kind(kind),
+            path=kept.path,
+            kind=kept.kind,
             level=Level(level),
-            depth=depth,
-            attempt=attempt,
-            crashes=crashes,
-            discovered_ms=discovered_ms,
-            redirects=tuple(redirects),
+            depth=kept.depth,
+            attempt=kept.attempt,
+            crashes=kept.crashes,
+            discovered_ms=kept.discovered_ms,
+            referrer=front_decode(kept.referrer, host + kept.path) if kept.referrer else None,
+            redirects=kept.redirects,
         )
-        if not (isinstance(path, str) and isinstance(referrer, str) and isinstance(crashes, int)):
-            raise TypeError("a field has the wrong type")
-        if referrer:
-            task = msgspec.structs.replace(task, referrer=front_decode(referrer, task.url))
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CodecError(f"stored task cannot be read ({error}): {stored[:120]!r}") from error
-    return task

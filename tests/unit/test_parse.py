@@ -1,0 +1,494 @@
+"""What a page says: links, title, directives, and the encoding it is in."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamcrawl.rules.parse import (
+    _CODEC_BY_LABEL,
+    BASE_MAX_CHARS,
+    TITLE_MAX_CHARS,
+    Page,
+    charset_of,
+    decode_body,
+    parse_html,
+    sniff_html,
+)
+from streamcrawl.rules.urls import canonical_url, resolved
+
+URL = "https://example.org/docs/page.html"
+
+
+def page_of(html: str, **options: Any) -> Page:
+    return parse_html(html.encode(), URL, **{"charset": "utf-8", **options})
+
+
+def links_of(html: str, **options: Any) -> list[str]:
+    return [link.removeprefix("https://example.org") for link in page_of(html, **options).links]
+
+
+@pytest.mark.parametrize(
+    ("html", "links"),
+    [
+        ("<a href=next.html>n</a><a href='/up'>u</a>", ["/docs/next.html", "/up"]),
+        ('<map><area href="/area"></map>', ["/area"]),
+        ('<iframe src="/inner"></iframe>', ["/inner"]),
+        ('<frameset><frame src="/left"><frame src="/right"></frameset>', ["/left", "/right"]),
+        ('<link rel=next href="/2"><link rel=CANONICAL href="/c"><link rel=alternate href="/de">', ["/2", "/c", "/de"]),
+        ('<link rel="Alternate Next" href="/x">', ["/x"]),
+        ('<link rel=stylesheet href="/s.css"><link rel=icon href="/i"><link href="/n">', []),
+        ('<link rel="alternate stylesheet" href="/dark.css">', []),
+        ('<svg><a href="/in-svg"></a></svg>', ["/in-svg"]),
+        ("<noscript><a href=/plain></a></noscript>", ["/plain"]),
+        ("<template><a href=/inert></a></template>", []),
+        ("<!-- <a href=/comment> --><script>'<a href=/script>'</script><textarea><a href=/t></textarea>", []),
+        ("<a name=x><a href><img src=/i><form action=/f></form>", []),
+        ("<a href='/a?x=1&amp;y=2&#38;z=3'>", ["/a?x=1&y=2&z=3"]),
+        ("<a href='  /sp \n'>", ["/sp"]),
+        ("<A HREF=/Upper>", ["/Upper"]),
+        ("<a href=mailto:a@b.example><a href='javascript:x()'><a href=tel:1><a href='http://['>", []),
+        ("<a href=http://joe:secret@example.org/x>", []),
+    ],
+)
+def test_links_are_what_leads_to_pages(html: str, links: list[str]) -> None:
+    expected = links if "joe" not in html else ["http://example.org/x"]
+    assert links_of(html) == expected
+
+
+def test_links_are_distinct_and_in_the_order_of_the_page() -> None:
+    html = "<a href=/b#1><iframe src=/a></iframe><a href=/b#2><a href=//example.org/a><a href=/c><a href=/b?>"
+    assert links_of(html) == ["/b", "/a", "/c"]
+
+
+def test_page_does_not_link_to_itself() -> None:
+    assert links_of("<a href=#top><a href=page.html><a href=><a href=/docs/page.html#x><a href=?q>") == [
+        "/docs/page.html?q"
+    ]
+
+
+def test_first_base_counts_for_the_whole_page() -> None:
+    page = page_of("<a href=early><base target=x><base href=/root/x><base href=/other/><a href=late><a href=#top>")
+    assert page.base == "https://example.org/root/x"
+    assert page.links == (
+        "https://example.org/root/early",
+        "https://example.org/root/late",
+        "https://example.org/root/x",
+    )
+
+
+@given(
+    st.text(st.sampled_from("ab1/.:?\\@%é \t-ſ"), min_size=1, max_size=12)
+    | st.sampled_from(
+        ["https:x", "http:x", "https:/x", "/\t/other.example/", "data:x", ".", "..", "./?", "//", "/\\x/"]
+    ),
+    st.sampled_from(["/docs/a/b.html?x=/y/", "/", "/docs/", "/?q"]),
+)
+def test_reference_is_resolved_as_by_itself(reference: str, path: str) -> None:
+    base = f"https://example.org{path}"
+    expected = canonical_url(reference, base)
+    for _ in range(2):  # the second time it is remembered
+        page = parse_html(f'<a href="{reference}">'.encode(), base, charset="utf-8")
+        assert page.links == (() if expected in (None, base) else (expected,))
+
+
+def test_long_references_are_not_remembered() -> None:
+    before = resolved.cache_info().currsize
+    links_of("".join(f"<a href='data:,{number}{'x' * 1000}'>" for number in range(50)))
+    assert resolved.cache_info().currsize == before
+
+
+@pytest.mark.parametrize("href", ["", "http://[", "javascript:x", "data:,", "/" + "x" * BASE_MAX_CHARS])
+def test_base_that_is_none_is_ignored(href: str) -> None:
+    page = page_of(f"<base href='{href}'><a href=a>")
+    assert page.base == URL
+    assert page.links == ("https://example.org/docs/a",)
+
+
+@pytest.mark.parametrize(
+    ("rel", "is_followed"),
+    [
+        ("nofollow", False),
+        ("noopener NoFollow", False),
+        ("external\nnofollow", False),
+        ("ugc", True),
+        ("sponsored", True),
+        ("nofollowed", True),
+        ("", True),
+    ],
+)
+def test_link_with_nofollow_is_left_out(rel: str, is_followed: bool) -> None:
+    assert links_of(f"<a rel='{rel}' href=/x>") == (["/x"] if is_followed else [])
+
+
+def test_reference_with_and_without_nofollow_is_followed() -> None:
+    assert links_of("<a rel=nofollow href=/x><a href=/x>") == ["/x"]
+
+
+@pytest.mark.parametrize(
+    ("html", "robots_tag", "nofollow", "noindex"),
+    [
+        ("<meta name=robots content=nofollow>", None, True, False),
+        ("<meta name=ROBOTS content=' NoIndex , NoFollow '>", None, True, True),
+        ("<meta name=robots content=none>", None, True, True),
+        ("<meta name=robots content=noindex><body><meta name=robots content=nofollow>", None, True, True),
+        ("<meta name=robots content='index, follow'>", None, False, False),
+        ("<meta name=robots>", None, False, False),
+        ("<meta name=otherbot content=none>", None, False, False),
+        ("<meta name=description content=nofollow>", None, False, False),
+        ("", "nofollow", True, False),
+        ("", "NOINDEX", False, True),
+        ("", "noarchive, none", True, True),
+        ("", "otherbot: none", False, False),
+        ("", "otherbot: noindex, nofollow", False, False),
+        ("", "otherbot: noindex\nnofollow", True, False),
+        ("", "otherbot: noindex, robots: nofollow", True, False),
+        ("", "*: noindex", False, True),
+        ("", "unavailable_after: 25 Jun 2030 15:00:00 PST, nofollow", True, False),
+        ("", "max-snippet: 0, noindex", False, True),
+        ("", "", False, False),
+        ("", ",:,\n:", False, False),
+        ("<meta name=robots content=noindex>", "nofollow", True, True),
+    ],
+)
+def test_page_may_ask_not_to_be_followed_or_indexed(
+    html: str, robots_tag: str | None, nofollow: bool, noindex: bool
+) -> None:
+    page = page_of(html + "<a href=/x>", robots_tag=robots_tag)
+    assert (page.nofollow, page.noindex) == (nofollow, noindex)
+    assert page.links == (() if nofollow else ("https://example.org/x",))
+
+
+@pytest.mark.parametrize(
+    ("content", "links"),
+    [
+        ("0; url=/next", ["/next"]),
+        ("5;URL='/next'", ["/next"]),
+        ('0 ; url = "/next" ignored', ["/next"]),
+        ("0, /next", ["/next"]),
+        ("0 /next", ["/next"]),
+        ("1.5; url=/next", ["/next"]),
+        (".5; url=/next", ["/next"]),
+        ("0; url=/next#part", ["/next"]),
+        ("0; urlx=/y", ["/docs/urlx=/y"]),
+        ("30", []),
+        ("30;", []),
+        ("soon; url=/next", []),
+        ("5x; url=/next", []),
+        ("0; url=javascript:x", []),
+    ],
+)
+def test_target_of_a_refresh_is_a_link(content: str, links: list[str]) -> None:
+    assert (
+        links_of(
+            f"<meta http-equiv=Refresh content='{content}'>"
+            if "'" not in content
+            else f'<meta http-equiv=Refresh content="{content}">'
+        )
+        == links
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "title"),
+    [
+        ("<title>A  page\n of\tmine </title>", "A page of mine"),
+        ("<title>&lt;b&gt; &amp; <i>no tag</i></title>", "<b> & <i>no tag</i>"),
+        ("<title>first</title><title>second</title>", "first"),
+        ("<body><svg><title>icon</title></svg><title>late</title>", "late"),
+        ("<svg><title>icon</title></svg>", None),
+        ("<title> </title>", None),
+        ("<title>", None),
+        ("", None),
+        ("<title>ü\U0001f600</title>", "ü\U0001f600"),
+    ],
+)
+def test_title_is_one_line(html: str, title: str | None) -> None:
+    assert page_of(html).title == title
+
+
+def test_title_is_cut() -> None:
+    title = page_of("<title>" + "ab " * 100_000).title
+    assert title == ("ab " * TITLE_MAX_CHARS)[:TITLE_MAX_CHARS]
+
+
+def test_links_beyond_the_limit_are_counted_and_left() -> None:
+    html = "".join(f"<a href=/{number}><a href=/{number}#x>" for number in range(30))
+    page = page_of(html, links_max=20)
+    assert len(page.links) == 20
+    assert page.links_cut == 10
+    assert page_of(html, links_max=30).links_cut == 0
+
+
+def test_page_of_fifty_thousand_links_is_read_whole() -> None:
+    page = page_of("".join(f"<li><a href=/item/{number}>item {number}</a>\n" for number in range(50_000)))
+    assert len(page.links) == 50_000
+    assert page.links[-1] == "https://example.org/item/49999"
+    assert page.links_cut == 0
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "<div>",
+        "<span>",
+        "<b>",
+        "<section><h1>",
+        "<svg><g>",
+        "<table>",
+        "<ul><li>",
+        "<font size={}><p>",
+        "<x:y>",
+        "<svg:g>",
+    ],
+)
+def test_deep_nesting_costs_no_more_than_it_is_long(opening: str) -> None:
+    html = "<a href=/first>" + "".join(opening.format(number) for number in range(100_000)) + "<a href=/last>"
+    started = time.process_time()
+    # Tables may move a link out of themselves, and with it before the others: hence the set.
+    assert set(links_of(html)) == {"/first", "/last"}
+    # Without the limit on depth this takes from 10 s to for ever; with it a fraction of a second.
+    assert time.process_time() - started < 8
+
+
+def test_flattening_changes_neither_links_nor_scripts() -> None:
+    html = (
+        "<title>deep</title>"
+        + "<div><font color=red>" * 2000
+        + "<script>if (a) document.write('<a href=/script>')</script><style><a href=/style></style>"
+        + "<p><a href=/one>1</a><iframe src=/two></iframe></p>"
+        + "</font></div>" * 2000
+        + "<a href=/three>"
+    )
+    page = page_of(html)
+    assert page.title == "deep"
+    assert [link[-4:] for link in page.links] == ["/one", "/two", "hree"]
+
+
+def test_long_page_of_ordinary_depth_is_read_as_it_is() -> None:
+    html = "".join(f"<div><ul><li><a href=/{number}><b>x</b></a><li><i>y</i></ul></div>" for number in range(2000))
+    assert len(links_of(html)) == 2000
+
+
+TAGS = st.sampled_from(
+    (
+        *("<a href=", "<a\x00href='x", "<base href=/b>", "<base href='", "<title>", "</title>", "<link rel=next href="),
+        *("<meta http-equiv=refresh content='0;url=", "<meta name=robots content=", "<iframe src=", "<svg>", "</svg>"),
+        *("<template>", "<table>", "</p>", "<frameset>", "<select>", "<math>", "<mi>", "<plaintext>", "<!--", "-->"),
+        *("<![CDATA[", "]]>", "&amp;", "&#0;", "&#xd800;", ">", "'", '"', "/", " ", "\ufeff"),
+    )
+)
+
+
+@given(
+    st.binary(max_size=300)
+    | st.lists(TAGS | st.text(max_size=5), max_size=40).map(lambda parts: "".join(parts).encode("utf-8", "replace")),
+    st.sampled_from([None, "utf-8", "windows-1251", "cp932", "iso-2022-jp", "utf-16-le", "no-such", "gbk"]),
+    st.none() | st.text(max_size=20),
+)
+def test_no_bytes_break_the_parser(body: bytes, charset: str | None, robots_tag: str | None) -> None:
+    page = parse_html(body, URL, charset=charset, robots_tag=robots_tag, links_max=10)
+    assert all(link.isascii() and link.startswith(("http://", "https://")) for link in page.links)
+    assert len(set(page.links)) == len(page.links) <= 10
+    assert URL not in page.links
+    assert page.title is None or (page.title.strip() == page.title != "")
+    assert not (page.nofollow and page.links)
+
+
+@given(st.lists(st.sampled_from(["<div>", "</div>", "<b>", "</i>", "<p>", "<svg>", "<script>", "</script>", "<"])))
+def test_no_nesting_loses_a_link_after_it(parts: list[str]) -> None:
+    html = "<a href=/first>" + "".join(parts * 100)
+    assert "/first" in links_of(html)
+
+
+# -- encodings
+
+
+@pytest.mark.parametrize(
+    ("charset", "body", "link"),
+    [
+        ("utf-8", "<a href='/ü?q=ü'>".encode(), "/%C3%BC?q=%C3%BC"),
+        ("windows-1252", "<a href='/ü?q=ü&#8364;&#x416;'>".encode("latin-1"), "/%C3%BC?q=%FC%80%26%231046%3B"),
+        ("windows-1251", "<a href='/ж?q=ж#ж'>".encode("cp1251"), "/%D0%B6?q=%E6"),
+        ("cp932", "<a href='?q=表'>".encode("cp932"), "/docs/page.html?q=%95\\"),
+        ("utf-16-le", "<a href='/?q=ж'>".encode("utf-16-le"), "/?q=%D0%B6"),
+        (None, "<a href='/?q=é'>".encode(), "/?q=%C3%A9"),
+    ],
+)
+def test_query_is_in_the_encoding_of_the_page(charset: str | None, body: bytes, link: str) -> None:
+    assert parse_html(body, URL, charset=charset).links == (f"https://example.org{link}",)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "charset"),
+    [
+        ("text/html; charset=utf-8", "utf-8"),
+        ("text/html;CHARSET=UTF8", "utf-8"),
+        ('text/html; charset="koi8-r"', "koi8-r"),
+        ("text/html; charset='koi8-r'", "koi8-r"),
+        ("text/html; a=b; charset = latin1 ", "windows-1252"),
+        ("text/html; charset=us-ascii", "windows-1252"),
+        ("text/html; charset=gb2312", "gbk"),
+        ("text/html; charset=Shift_JIS", "cp932"),
+        ("text/html; charset=ks_c_5601-1987", "cp949"),
+        ("text/html; charset=big5", "big5hkscs"),
+        ("text/html; charset=iso-8859-9", "windows-1254"),
+        ("text/html; charset=tis-620", "cp874"),
+        ("text/html; charset=x-mac-cyrillic", "mac-cyrillic"),
+        ("text/html; charset=utf-16", "utf-16-le"),
+        ("text/html; charset=utf-7", None),
+        ("text/html; charset=rot13", None),
+        ("text/html; charset=", None),
+        ("text/html", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_header_names_the_encoding(content_type: str | None, charset: str | None) -> None:
+    assert charset_of(content_type, b"<p>") == charset
+
+
+def test_order_is_mark_then_header_then_meta() -> None:
+    meta = b"<meta charset=koi8-r>"
+    assert charset_of("text/html; charset=gbk", b"\xef\xbb\xbf" + meta) == "utf-8"
+    assert charset_of("text/html; charset=gbk", b"\xff\xfe" + meta) == "utf-16-le"
+    assert charset_of("text/html; charset=gbk", b"\xfe\xff" + meta) == "utf-16-be"
+    assert charset_of("text/html; charset=gbk", meta) == "gbk"
+    assert charset_of("text/html; charset=unheard-of", meta) == "koi8-r"
+    assert charset_of("text/html", meta) == "koi8-r"
+
+
+@pytest.mark.parametrize(
+    ("head", "charset"),
+    [
+        (b"<meta charset=koi8-r>", "koi8-r"),
+        (b"<META CharSet = ' KOI8-R '>", "koi8-r"),
+        (b"<meta/charset='koi8-r'/>", "koi8-r"),
+        (b"<meta charset=koi8-r", None),
+        (b"<meta charset='koi8-r>", None),
+        (b"<metacharset=koi8-r>", None),
+        (b"<meta charset=unheard-of><meta charset=koi8-r>", "koi8-r"),
+        (b"<meta charset=gbk charset=koi8-r>", "gbk"),
+        (b"<meta charset=utf-16>", "utf-8"),
+        (b"<meta http-equiv=Content-Type content='text/html; charset=koi8-r'>", "koi8-r"),
+        (b"<meta content='text/html; charset=\"koi8-r\"' http-equiv=content-type>", "koi8-r"),
+        (b"<meta http-equiv=content-type content='charset charset = koi8-r;x'>", "koi8-r"),
+        (b"<meta http-equiv=content-type content='text/html'>", None),
+        (b"<meta content='text/html; charset=koi8-r'>", None),
+        (b"<meta http-equiv=refresh content='text/html; charset=koi8-r'>", None),
+        (b"<!-- <meta charset=gbk> --><meta charset=koi8-r>", "koi8-r"),
+        (b"<!--><meta charset=koi8-r>", "koi8-r"),
+        (b"<!-- <meta charset=koi8-r>", None),
+        (b"<p title='<meta charset=gbk>'><meta charset=koi8-r>", "koi8-r"),
+        (b"<p title='><meta charset=koi8-r>", None),
+        (b"</p x='<meta charset=gbk>'><meta charset=koi8-r>", "koi8-r"),
+        (b"<!doctype html><?x <meta charset=gbk>?><meta charset=koi8-r>", "koi8-r"),
+        (b"<1 <meta charset=koi8-r>", "koi8-r"),
+        (b"<?xml version='1.0' encoding='koi8-r'?><html>", "koi8-r"),
+        (b'<?xml encoding="koi8-r"?><meta charset=gbk>', "gbk"),
+        (b" <?xml encoding='koi8-r'?>", None),
+        (b" " * 1004 + b"<meta charset=gbk />", "gbk"),
+        (b" " * 1005 + b"<meta charset=gbk />", None),
+        (b"", None),
+        (b"<", None),
+    ],
+)
+def test_meta_declares_the_encoding_within_the_first_kilobyte(head: bytes, charset: str | None) -> None:
+    assert charset_of("text/html", head) == charset
+
+
+@given(
+    st.none() | st.text(max_size=40),
+    st.binary(max_size=200)
+    | st.lists(
+        st.sampled_from(
+            [b"<meta ", b"charset=", b"utf-8", b"<!--", b"-->", b"<a ", b"'", b'"', b">", b"/", b"=", b"<?", b" "]
+        )
+    ).map(b"".join),
+)
+def test_no_head_breaks_the_search_for_an_encoding(content_type: str | None, head: bytes) -> None:
+    charset = charset_of(content_type, head)
+    assert isinstance(decode_body(head, charset), str)
+
+
+@pytest.mark.parametrize(
+    ("body", "charset", "text"),
+    [
+        ("é".encode(), "utf-8", "é"),
+        (b"\xef\xbb\xbfx", "utf-8", "x"),
+        (b"a\xffb", "utf-8", "a\ufffdb"),
+        (b"\xe9", None, "é"),
+        ("é".encode(), None, "é"),
+        (b"\xef\xbb\xbfx", None, "x"),
+        (b"\x93x\x94", "latin1", "“x”"),
+        (b"\x81", "windows-1252", "\ufffd"),
+        ("表①".encode("cp932"), "shift_jis", "表①"),
+        ("𠀀".encode("gb18030"), "gb2312", "𠀀"),
+        (b"\xff\xfea\x00", "utf-16-le", "a"),
+        (b"a\x00b", "utf-16-le", "a\ufffd"),
+        (b"x", "rot13", "x"),
+        (b"x", "no such charset", "x"),
+        (b"x", "", "x"),
+        (b"", "utf-8", ""),
+    ],
+)
+def test_body_is_decoded_as_browsers_do(body: bytes, charset: str | None, text: str) -> None:
+    assert decode_body(body, charset) == text
+
+
+@given(st.binary(), st.none() | st.text(max_size=20) | st.sampled_from(["utf-8", "gbk", "cp949", "iso-2022-jp", "hex"]))
+def test_no_body_breaks_the_decoder(body: bytes, charset: str | None) -> None:
+    text = decode_body(body, charset)
+    assert text.encode("utf-8", "strict").decode() == text
+
+
+def test_every_label_leads_to_a_codec_that_python_has() -> None:
+    for label, codec in _CODEC_BY_LABEL.items():
+        assert charset_of(f"text/html; charset={label}", b"") == codec
+        assert charset_of(f"text/html; charset={codec}", b"") == codec
+        assert codecs.lookup(codec)
+        assert decode_body(b"\x00\xff\x80", codec)
+
+
+# -- is it HTML?
+
+
+@pytest.mark.parametrize(
+    ("content_type", "head", "expected"),
+    [
+        ("text/html", b"", True),
+        ("TEXT/HTML; charset=x", b"\x00", True),
+        ("application/xhtml+xml", b"", True),
+        ("text/plain", b"<html>", False),
+        ("application/pdf", b"<html>", False),
+        ("image/svg+xml", b"<html>", False),
+        (None, b"<!DOCTYPE html>", True),
+        ("", b"<!doctype HTML >", True),
+        ("application/octet-stream", b"\n\t <HtMl>", True),
+        ("unknown/unknown", b"<body >", True),
+        ("nonsense", b"<p>", True),
+        (None, b"<!-- x -->", True),
+        (None, b"<!--", True),
+        (None, b"\xef\xbb\xbf<html>", True),
+        (None, b"<a href=x>", True),
+        (None, b"<br>", True),
+        (None, b"<h1>", True),
+        (None, b"<h2>", False),
+        (None, b"<html", False),
+        (None, b"<html\n>", False),
+        (None, b"<pre>", False),
+        (None, b"<?xml version='1.0'?>", False),
+        (None, b"%PDF-1.4 <html>", False),
+        (None, b"text", False),
+        (None, b"", False),
+        (None, b" " * 1438 + b"<html>", True),
+        (None, b" " * 1440 + b"<html>", False),
+    ],
+)
+def test_html_is_recognised_by_type_or_signature(content_type: str | None, head: bytes, expected: bool) -> None:
+    assert sniff_html(content_type, head) is expected

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        click.echo(f"streamcrawl: {error.format_message()}{hint}", err=True)
+        click.echo(f"streamcrawl: {error.format_message().rstrip('.')}{hint}", err=True)
         code = ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("streamcrawl: interrupted", err=True)

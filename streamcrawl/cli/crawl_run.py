@@ -155,6 +155,12 @@ class _Crawl:
         self._name = options.name or self._default_name(head)
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(name=self._name, **options.settings)
+        if options.redis_url is None and self._name not in embedded_names():
+            # Known without a server: what is refused below must not leave an empty crawl behind.
+            if options.is_resume:
+                raise self._nothing_to_resume()
+            if not options.is_fresh:
+                self._sinks(None, is_new=True)
         async with crawl_store(
             options.redis_url,
             self._name,
@@ -176,7 +182,7 @@ class _Crawl:
         is_new = "epoch" not in state
         if options.is_resume:
             if is_new:
-                raise ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
+                raise self._nothing_to_resume()
             if stored is not None:
                 settings = make_settings(
                     **(stored.settings | from_environment(os.environ) | options.settings | {"name": self._name})
@@ -232,6 +238,9 @@ class _Crawl:
         if self._options.is_resume:
             raise ConfigError(f"say which crawl to resume: --name NAME (in {FOLDER}: {', '.join(names) or 'none'})")
         raise ConfigError(f"--seeds {self._options.seeds}: there is no http(s) URL in it")
+
+    def _nothing_to_resume(self) -> ConfigError:
+        return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
 
     def _resume_command(self) -> str:
         words = ["streamcrawl", "crawl", "--resume", "--name", self._name]

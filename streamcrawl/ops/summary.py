@@ -107,7 +107,8 @@ def _ending(run: Run, status: Status) -> str:
 
 def _next(run: Run, status: Status) -> list[str]:
     if run.word == "ENDED":
-        return []
+        is_idle = run.pages_before and status.page("done") == run.pages_before
+        return ["nothing was left to do; --fresh begins again"] if is_idle else []
     if run.word == "LIMIT":
         return [f"more: {run.resume} --max-pages N"]
     if run.word == "UNBALANCED":

@@ -43,7 +43,8 @@ class BeatLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        self.patience = Patience("beat", log)
+        # A store that is back holds reclaim off for one lease (reclaim.lua): leases must be renewed well within it.
+        self.patience = Patience("beat", log, pause_max_s=lease_ms / 1000 / BEATS_PER_LEASE)
         self.slots = 0
         """Live fetch slots of the whole crawl, as of the last beat."""
 
@@ -66,12 +67,13 @@ class BeatLoop:
         self._kill_hung(children)
         if not children:
             return
-        sent_ms = 0
+        sent_ms, beating = 0, children
 
         async def call() -> tuple[list[list[str]], int]:
-            nonlocal sent_ms
-            # Taken anew for each try, before it is sent: a beat that waited for the store must not renew the past.
-            sent_ms = monotonic_ms()
+            nonlocal sent_ms, beating
+            # Taken anew for each try, before it is sent: a beat that waited for the store must not renew the past, and
+            # a child that died meanwhile has no board any more.
+            sent_ms, beating = monotonic_ms(), [child for child in children if child.is_alive]
             beats = [
                 Beat(
                     child.consumer,
@@ -80,12 +82,14 @@ class BeatLoop:
                     child.info,
                     [held.entry_id for held in child.board.held()],
                 )
-                for child in children
+                for child in beating
             ]
             return await self._frontier.beat(beats, lease_ms=self._lease_ms)
 
         lost, self.slots = await until_answered(call, self.patience, self._stop)
-        for child, lost_ids in zip(children, lost, strict=True):
+        for child, lost_ids in zip(beating, lost, strict=True):
+            if not child.is_alive:
+                continue
             child.board.confirm(sent_ms)
             for entry_id in lost_ids:
                 child.say(f"lost {entry_id}")

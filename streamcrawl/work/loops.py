@@ -37,10 +37,13 @@ async def sleep_or_stop(stop: asyncio.Event, seconds: float) -> bool:
 class Patience:
     """Backs off while the store is unavailable, with full jitter, and says so once per outage."""
 
-    def __init__(self, who: str, log: Log, *, on_outage: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, who: str, log: Log, *, on_outage: Callable[[], None] | None = None, pause_max_s: float = BACKOFF_MAX_S
+    ) -> None:
         self._who = who
         self._log = log
         self._on_outage = on_outage
+        self._pause_max_s = min(BACKOFF_MAX_S, pause_max_s)
         self.failures = 0
 
     def recovered(self) -> None:
@@ -54,7 +57,7 @@ class Patience:
             if self._on_outage is not None:
                 self._on_outage()
             self._log(f"{self._who}: {error}; trying again")
-        delay = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(self.failures, 10)) * (0.5 + random.random() / 2)
+        delay = min(self._pause_max_s, BACKOFF_BASE_S * 2 ** min(self.failures, 10)) * (0.5 + random.random() / 2)
         if stop is None:
             await asyncio.sleep(delay)
         else:

@@ -25,6 +25,7 @@ from streamcrawl.rules.robots_rules import verdict_for_status
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdict
 
@@ -82,6 +83,8 @@ class Ending:
     """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
     offered: list[str] = field(default_factory=list)
     is_robots_stale: bool = False
+    is_begun: bool = False
+    """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
 
 
@@ -126,7 +129,8 @@ class PageWork:
             LeaseLost: the entry was taken back before the fetch could begin.
             StoreUnavailable: a verdict or a start could not be asked for; the entry may go back.
         """
-        await self._lease_is_fresh()
+        if not await self._lease_is_fresh():
+            return Ending(None)
         if task.kind is Kind.ROBOTS:
             return await self._fetch_robots(entry, task, index)
         verdict = await self._robots.get(task.host)
@@ -149,26 +153,36 @@ class PageWork:
             return self._retry(entry, task, self._policy.base_ms)
         return _fetched(self.bury(entry, task, "internal", error[-4000:]), time.monotonic())
 
-    async def _lease_is_fresh(self) -> None:
-        # Begin no fetch when nobody confirmed our leases for half of one: the entry may be another's any moment.
+    async def _lease_is_fresh(self) -> bool:
+        """Wait for a heartbeat that is confirmed; False when none was for a whole lease."""
+        # Begin no fetch when nobody confirmed our leases for half of one: the entry may be another's any moment. It is
+        # handed back rather than let go: what nobody holds is reclaimed, and a crash counted against it.
         limit = self._settings.lease_ms // 2
         waited_ms = 0
         while self._board.beat_age_ms() > limit:
             if waited_ms > self._settings.lease_ms:
-                raise LeaseLost("no heartbeat was confirmed for a whole lease")
+                return False
             await asyncio.sleep(0.05)
             waited_ms += 50
+        return True
 
     def _must_ask(self, delay_ms: int) -> bool:
         return self._settings.host_concurrency > 1 and delay_ms > 0
 
     async def _may_start(self, entry: Entry, task: CrawlTask) -> bool:
+        margin_ms = START_MARGIN_MS
         while True:
+            asked_ms = monotonic_ms()
             word, ms = await self._frontier.start(
-                entry.id, task.host, wait_max_ms=START_WAIT_MAX_MS, margin_ms=START_MARGIN_MS
+                entry.id, task.host, wait_max_ms=START_WAIT_MAX_MS, margin_ms=margin_ms
             )
             if word == "START":
-                return True
+                took_ms = monotonic_ms() - asked_ms
+                if took_ms <= margin_ms:
+                    return True
+                # We stalled, or Redis is far away: another slot may be starting just now. The next START covers it.
+                margin_ms = 2 * took_ms
+                continue
             if word == "BACK":
                 return False
             if word == "LEASE_LOST":
@@ -199,19 +213,19 @@ class PageWork:
             if not verdict.rules.allows(url):
                 return self._drop(entry, task, DropReason.ROBOTS, answer)
             # A hop is a fetch like any other: the host's delay counts from the end of the one before.
-            if not self._must_ask(verdict.delay_ms) or not await self._may_start(entry, task):
-                await asyncio.sleep(verdict.delay_ms / 1000)
-            await self._lease_is_fresh()
+            if not self._must_ask(verdict.delay_ms):
+                await _sleep_until(answer.ended_at + verdict.delay_ms / 1000)
+            elif not await self._may_start(entry, task):
+                return Ending(None, is_begun=True)
+            if not await self._lease_is_fresh():
+                return Ending(None, is_begun=True)
         return await self._answered(entry, task, index, answer, hops)
 
     async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
-        retry_after_ms = None
-        if answer.retry_after is not None:
-            retry_after_ms = parse_retry_after_ms(answer.retry_after, int(time.time() * 1000))
         decision = decide_status(
             answer.status,
             attempt=task.attempt,
-            retry_after_ms=retry_after_ms,
+            retry_after_ms=_retry_after_ms(answer),
             policy=self._policy,
             jitter=random.random(),
         )
@@ -276,6 +290,8 @@ class PageWork:
     # -- robots
 
     async def _fetch_robots(self, entry: Entry, task: CrawlTask, index: int) -> Ending:
+        if self._must_ask(self._settings.delay_ms) and not await self._may_start(entry, task):
+            return Ending(None)
         self._board.begin(index)
         url, hops = task.url, 0
         try:
@@ -291,8 +307,9 @@ class PageWork:
                     said = "allow"
                     break
                 url = answer.location
-                await asyncio.sleep(self._settings.delay_ms / 1000)
-                await self._lease_is_fresh()
+                await _sleep_until(answer.ended_at + self._settings.delay_ms / 1000)
+                if not await self._lease_is_fresh():
+                    return Ending(None, is_begun=True)
         except FetchError as error:
             if error.is_unanswered or error.is_retryable:
                 return self._unanswered(entry, task, error.kind)
@@ -302,6 +319,8 @@ class PageWork:
             ending = self._unanswered(entry, task, "robots")
             if answer is not None:
                 ending.ended_at = answer.ended_at
+                if ending.commit is not None:
+                    ending.commit.block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
             return ending
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
@@ -356,6 +375,17 @@ class PageWork:
         if when_first:
             ending.retry_delay_ms = when_first[1]
         return ending
+
+
+def _retry_after_ms(answer: Answer) -> int | None:
+    return None if answer.retry_after is None else parse_retry_after_ms(answer.retry_after, int(time.time() * 1000))
+
+
+async def _sleep_until(moment: float) -> None:
+    """Wait until time.monotonic() has reached `moment`."""
+    # More than once: uvloop counts whole ms from the beginning of its turn, so a sleep may be short by one of them.
+    while (left_s := moment - time.monotonic()) > 0:  # noqa: ASYNC110 - it is the clock that is waited for
+        await asyncio.sleep(left_s)
 
 
 def _fetched(commit: Commit, ended_at: float, block_ms: int = 0) -> Ending:

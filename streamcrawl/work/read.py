@@ -2,7 +2,9 @@
 
 Each blocking read has a connection of its own and a bounded BLOCK, and is stopped by a flag, never cancelled: a
 cancelled read may leave an entry delivered to nobody. After a failed read the worker looks up what was delivered under
-its name without its knowledge (the answer was lost) and hands it back. If this loop dies, the worker takes no new work.
+its name without its knowledge (the answer was lost) and hands it back; for most of a lease it looks again, because a
+server that was paused may serve the old connection, with its read, after the new one. If this loop dies, the worker
+takes no new work.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError, ResponseError
 
-from streamcrawl.errors import StoreError, StoreUnavailable
-from streamcrawl.store.connection import map_error
+from streamcrawl.errors import StoreUnavailable
+from streamcrawl.store.connection import NoGroup, map_error
 from streamcrawl.store.frontier import FETCH_STREAM, Entry
 from streamcrawl.store.keys import GROUP
+from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 BLOCK_MS: Final = 1000
 """Well under the socket timeout of the client (store/connection.py), and how long a stop may take."""
+LOOKS: Final = 4
+"""After a failed read: at once, and then a quarter of a lease apart. What is found later is reclaimed by its lease."""
 GATHER_S: Final = 0.003
 """While work is in hand, free slots gather this long: one read for several entries instead of one each."""
 
@@ -57,7 +62,9 @@ class ReadLoop:
         self._put = put
         self._log = log
         self._stop = asyncio.Event()
-        self._patience = Patience("read", log)
+        self._looks_left = 0
+        self._look_at_ms = 0
+        self._patience = Patience("read", log, pause_max_s=lease_ms / 1000 / LOOKS)
 
     def stop(self) -> None:
         self._stop.set()
@@ -67,9 +74,16 @@ class ReadLoop:
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             while not self._stop.is_set():
+                # Between two reads only: what a read under way was given would look as if nobody had it.
+                if self._looks_left and monotonic_ms() >= self._look_at_ms:
+                    await self._look()
+                    continue
                 free = self._free()
                 if free <= 0:
-                    await asyncio.wait((self._wait_free(), stopped), return_when=asyncio.FIRST_COMPLETED)
+                    look_s = max(0, self._look_at_ms - monotonic_ms()) / 1000 if self._looks_left else None
+                    await asyncio.wait(
+                        (self._wait_free(), stopped), timeout=look_s, return_when=asyncio.FIRST_COMPLETED
+                    )
                     if not self._stop.is_set():
                         await asyncio.sleep(GATHER_S)
                     continue
@@ -89,6 +103,8 @@ class ReadLoop:
                     for entry_id, fields in entries:
                         entry = Entry(entry_id.decode(), fields or {})
                         self._put(entry, self._board.hold(entry.id))
+            if self._looks_left:
+                await self._look()
         finally:
             stopped.cancel()
 
@@ -100,16 +116,24 @@ class ReadLoop:
         elif not isinstance(mapped, StoreUnavailable):
             raise mapped from error
         await self._patience.wait(mapped, self._stop)
+        self._looks_left, self._look_at_ms = LOOKS, monotonic_ms()
+
+    async def _look(self) -> None:
+        """Hand back what was delivered under our name in an answer that never came."""
+        self._looks_left -= 1
+        self._look_at_ms = monotonic_ms() + self._lease_ms // LOOKS
         try:
             delivered = await until_answered(
                 lambda: self._frontier.pending_of(FETCH_STREAM, self._consumer), self._patience, self._stop
             )
-        except StoreError:
-            return
-        unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id) is None]
-        if unknown:
-            self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
-            await until_answered(lambda: self._frontier.hand_back(FETCH_STREAM, unknown), self._patience, self._stop)
+            unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id) is None]
+            if unknown:
+                self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
+                await until_answered(
+                    lambda: self._frontier.hand_back(FETCH_STREAM, unknown), self._patience, self._stop
+                )
+        except (StoreUnavailable, NoGroup):
+            return  # stopped meanwhile, or the stream is gone with all that was delivered
 
 
 def _is_group_missing(error: Exception) -> bool:

@@ -4,6 +4,7 @@ Dispatch hands out pages of a host only while its verdict is stored (the gate in
 Redis; it keeps the parsed rules of the hosts it meets for a while. Nothing here fetches: a robots task does.
 
 Stored form of a verdict: one JSON line `{"verdict":"parse","status":200,"delay_ms":0}` (or "allow"), then the text.
+`delay_ms` is the host's Crawl-delay, capped; the crawl's own delay may change between two runs, so it is not in it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KEPT_MS: Final = 600_000
 class Verdict(NamedTuple):
     rules: RobotsRules
     delay_ms: int
-    """The host's delay, its Crawl-delay regarded."""
+    """The longer of the crawl's own delay and the host's Crawl-delay."""
 
 
 class _Stored(msgspec.Struct):
@@ -40,22 +41,22 @@ class _Stored(msgspec.Struct):
 
 
 def encode_verdict(settings: Settings, *, verdict: str, status: int, body: bytes) -> tuple[str, int]:
-    """Return the stored form of an origin's verdict, and the delay it asks for (0: the crawl's own)."""
-    delay_ms = settings.delay_ms
+    """Return the stored form of an origin's verdict, and the Crawl-delay in it, ms and capped (0: it has none)."""
+    delay_ms = 0
     if verdict == "parse":
         asked = RobotsRules.parse(body, settings.user_agent).crawl_delay_ms
-        delay_ms = host_delay_ms(settings.delay_ms, asked, settings.crawl_delay_max_ms)
+        delay_ms = host_delay_ms(0, asked, settings.crawl_delay_max_ms)
     head = msgspec.json.encode(_Stored(verdict, status, delay_ms)).decode()
     text = body[:ROBOTS_MAX_BYTES].decode("utf-8", "replace") if verdict == "parse" else ""
-    return f"{head}\n{text}", delay_ms if delay_ms != settings.delay_ms else 0
+    return f"{head}\n{text}", delay_ms
 
 
 ROBOTS_MAX_BYTES: Final = 512_000
 """RFC 9309 section 2.5: at least 500 KiB must be parsed."""
 
 
-def decode_verdict(stored: bytes, user_agent: str) -> Verdict:
-    """Return the verdict of its stored form.
+def decode_verdict(stored: bytes, settings: Settings) -> Verdict:
+    """Return what a stored verdict means under these settings.
 
     Raises:
         CodecError: it is none.
@@ -65,8 +66,8 @@ def decode_verdict(stored: bytes, user_agent: str) -> Verdict:
         said = msgspec.json.decode(head, type=_Stored)
     except msgspec.DecodeError as error:
         raise CodecError(f"stored robots verdict cannot be read: {head[:80]!r}") from error
-    rules = RobotsRules.parse(text, user_agent) if said.verdict == "parse" else RobotsRules.allow_all()
-    return Verdict(rules, said.delay_ms)
+    rules = RobotsRules.parse(text, settings.user_agent) if said.verdict == "parse" else RobotsRules.allow_all()
+    return Verdict(rules, max(said.delay_ms, settings.delay_ms))
 
 
 class RobotsCache:
@@ -90,7 +91,7 @@ class RobotsCache:
         if stored is None:
             self._kept.pop(host, None)
             return None
-        verdict = decode_verdict(stored, self._settings.user_agent)
+        verdict = decode_verdict(stored, self._settings)
         self._kept[host] = (verdict, now + KEPT_MS)
         if len(self._kept) > HOSTS_MAX:
             self._kept.popitem(last=False)

@@ -40,7 +40,11 @@ class _Hand:
     index: int
     task: CrawlTask
     running: asyncio.Task[None] | None = None
+    is_admitted: bool = False
+    """Its slot runs, or is about to. Known before the slot is: of two suspects in one read, one must see the other."""
     is_submitted: bool = False
+    is_lost: bool = False
+    """Taken back while it was about to run; its slot does not begin."""
 
 
 def neighbours_max(crashes: int, concurrency: int) -> int:
@@ -73,6 +77,8 @@ class Slots:
         self._log = log
         self._hands: dict[str, _Hand] = {}
         self._waiting: list[_Hand] = []
+        self._unreadable = 0
+        """Entries that are no hands, but hold a place of the board until they are dead letters."""
         self._free_waiter: asyncio.Future[None] | None = None
         self._is_stopping = False
         self._give_up = asyncio.Event()
@@ -85,7 +91,7 @@ class Slots:
         """Return how many entries may be read now; none while a suspect waits for its turn."""
         if self._waiting or self._is_stopping:
             return 0
-        return self._room() - len(self._hands)
+        return self._room() - len(self._hands) - self._unreadable
 
     def wait_free(self) -> asyncio.Future[None]:
         """Return a future that is done when a slot becomes free (or may have)."""
@@ -140,19 +146,27 @@ class Slots:
     def lose(self, entry_id: str) -> None:
         """The entry is no longer ours: stop working on it, write nothing."""
         hand = self._hands.get(entry_id)
-        if hand is not None and hand.running is not None and not hand.is_submitted:
+        if hand is None or hand.is_submitted:
+            return
+        if hand.running is not None:
             hand.running.cancel()
+        elif hand in self._waiting:
+            self._waiting.remove(hand)
+            self._end(hand)
+        else:
+            hand.is_lost = True
 
     # -- inside
 
     def _room(self) -> int:
-        crashes = max((hand.task.crashes for hand in self._hands.values() if hand.running is not None), default=0)
+        crashes = max((hand.task.crashes for hand in self._hands.values() if hand.is_admitted), default=0)
         return neighbours_max(crashes, self._concurrency)
 
     def _running(self) -> list[_Hand]:
-        return [hand for hand in self._hands.values() if hand.running is not None]
+        return [hand for hand in self._hands.values() if hand.is_admitted]
 
     def _start(self, hand: _Hand) -> None:
+        hand.is_admitted = True
         hand.running = asyncio.create_task(self._slot(hand), name=f"slot {hand.entry.id}")
         self._board.show_busy(len(self._hands))
 
@@ -161,8 +175,12 @@ class Slots:
             hand = self._waiting[0]
             running = len(self._running())
             if running >= min(self._room(), neighbours_max(hand.task.crashes, self._concurrency)):
+                if self._room() < self._concurrency:
+                    # A suspect runs: what waits in the same hands would share its crash without having begun.
+                    self._chore(self._hand_back_waiting(crashes_below=2))
                 return
             del self._waiting[0]
+            hand.is_admitted = True
             if hand.task.crashes >= 2:
                 # Alone must mean that nothing else is in this worker's hands, begun or not: only then is the next
                 # crash this task's own.
@@ -171,14 +189,14 @@ class Slots:
             self._start(hand)
 
     async def _run_alone(self, hand: _Hand) -> None:
-        hand.running = asyncio.current_task()
         await self._hand_back_waiting()
-        if not self._is_stopping:
-            self._start(hand)
-        else:
-            hand.running = None
+        if hand.is_lost:
+            self._end(hand)
+        elif self._is_stopping:
             await self._hand_back([hand.entry.id])
             self._end(hand)
+        else:
+            self._start(hand)
 
     async def _slot(self, hand: _Hand) -> None:
         entry, task = hand.entry, hand.task
@@ -214,7 +232,7 @@ class Slots:
             self._submit(hand, ending)
         else:
             if ending.commit is None:
-                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale))
+                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun))
             else:
                 self._submit(hand, ending)
 
@@ -235,9 +253,13 @@ class Slots:
         self._committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
     def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
-        self._committer.submit(
-            commit, ended_at=time.monotonic(), bury=lambda: commit, done=lambda _: self._board.release(index)
-        )
+        def done(_: str) -> None:
+            self._unreadable -= 1
+            self._board.release(index)
+            self._say_free()
+
+        self._unreadable += 1
+        self._committer.submit(commit, ended_at=time.monotonic(), bury=lambda: commit, done=done)
 
     def _end(self, hand: _Hand) -> None:
         if self._hands.pop(hand.entry.id, None) is None:
@@ -246,6 +268,9 @@ class Slots:
         self._board.show_busy(len(self._hands))
         if self._waiting and not self._is_stopping:
             self._admit()
+        self._say_free()
+
+    def _say_free(self) -> None:
         if self._free_waiter is not None and not self._free_waiter.done():
             self._free_waiter.set_result(None)
 
@@ -258,8 +283,11 @@ class Slots:
         await self._hand_back([hand.entry.id], is_robots_stale=is_robots_stale, is_begun=is_begun)
         self._end(hand)
 
-    async def _hand_back_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    async def _hand_back_waiting(self, *, crashes_below: int | None = None) -> None:
+        # A suspect that must run alone keeps its place where others are sent away: handed back, this worker would read
+        # it again at once, and again. Waiting costs it nothing: only a crash alone counts against it.
+        waiting = [hand for hand in self._waiting if crashes_below is None or hand.task.crashes < crashes_below]
+        self._waiting = [hand for hand in self._waiting if hand not in waiting]
         await self._hand_back([hand.entry.id for hand in waiting])
         for hand in waiting:
             self._end(hand)

@@ -8,6 +8,7 @@ another child takes its place. Children that fail at start again and again end t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import ConfigError, CrawlGone
+from streamcrawl.errors import ConfigError, CrawlGone, StoreFull, StoreUnavailable
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import Board, monotonic_ms
@@ -364,6 +365,10 @@ class Supervisor:
             return await self._frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
 
         back = await until_answered(call, self._patience, self._closing)
+        if back and not self._closing.is_set():
+            # Workers that wait would learn of it with their next look only, up to a second later.
+            with contextlib.suppress(StoreUnavailable, StoreFull):
+                await self._frontier.dispatch(back)
         if back and is_crash:
             self._log(f"{child.role} {child.consumer} died with {back} entries in hand; they are put back")
 

@@ -24,7 +24,8 @@ local function host(key)
 end
 
 local function cap_of(h) if h.cap > 0 then return h.cap end return CAP end
-local function delay_of(h) if h.delay > 0 then return h.delay end return DELAY end
+-- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never shorten it.
+local function delay_of(h) return math.max(h.delay, DELAY) end
 local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
 local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
 
@@ -94,9 +95,11 @@ end
 
 -- A request to the host ended `ended` ms (crawl time): from there its delay counts.
 local function fetch_ended(h, ended)
-  local due = ended + delay_of(h)
+  local delay = delay_of(h)
+  -- Crawl time is rounded down: without the 1 a delay could be short by up to 1 ms, which a log of the host shows.
+  local due = delay > 0 and ended + delay + 1 or ended
   if due > h.due then h.due = due end
-  if cap_of(h) > 1 and delay_of(h) > 0 and due > h.start_due then h.start_due = due end
+  if cap_of(h) > 1 and delay > 0 and due > h.start_due then h.start_due = due end
 end
 
 local function bury(line, key, level, task, reason, error, status, worker)

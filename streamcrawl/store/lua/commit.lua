@@ -9,7 +9,7 @@
 --   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {} | done robots: {text, ttl_ms, delay_ms or 0} | retry: {delay_ms, level, task}
+--   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0} | retry: {delay_ms, level, task}
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
 --                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
 --                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
@@ -115,7 +115,9 @@ function ACT.unanswered(c, h)
   if h.given_up == '' then call('ZADD', P .. 'failing', 'NX', now, c[2]) end
   local backoff = math.min(most, base * 2 ^ math.min(h.failures - 1, 30))
   h.blocked_until = math.max(h.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
-  push_head(c[2], h, level, task)
+  -- A task that may itself be the cause goes to the end: asked again and again at the head it would pass for a host that
+  -- is down, and all that waits behind it would be given up.
+  if when_first then push_tail(c[2], h, level, task) else push_head(c[2], h, level, task) end
   count(c[3] .. '.queued', 1)
   count(c[3] .. '.unanswered', 1)
 end
@@ -138,15 +140,14 @@ for n = 4, #ARGV do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
-    if c[5] == 1 then
-      fetch_ended(h, now - math.min(c[6], 60000))
-      if c[4] ~= 'unanswered' and h.failures > 0 then
-        h.failures, h.failing, h.failed_at = 0, '', 0
-        call('ZREM', P .. 'failing', c[2])
-      end
+    if c[5] == 1 and c[4] ~= 'unanswered' and h.failures > 0 then
+      h.failures, h.failing, h.failed_at = 0, '', 0
+      call('ZREM', P .. 'failing', c[2])
     end
     if c[7] > 0 then h.blocked_until = math.max(h.blocked_until, now + c[7]) end
     ACT[c[4]](c, h)
+    -- After the act: the delay that a robots verdict brings holds for the next fetch already.
+    if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
     local links, items = c[9], c[10]
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
     for i = 1, #items, 2 do

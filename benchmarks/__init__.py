@@ -1,0 +1,1 @@
+"""What streamcrawl costs: one file per question, one JSON line per answer. Start at README.md."""

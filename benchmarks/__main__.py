@@ -1,0 +1,55 @@
+"""`python -m benchmarks`: the short benchmarks one after the other; `--list` names all of them.
+
+Each prints its JSON line as it ends. The exit code is 1 when one of them failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+
+class Benchmark(NamedTuple):
+    """One question."""
+
+    question: str
+    short_arguments: tuple[str, ...] | None
+    """What makes it short; None leaves it out of the short run."""
+    duration: str
+
+
+BENCHMARKS: Final[dict[str, Benchmark]] = {
+    "process_tree": Benchmark("Is the CPU time of a whole process tree counted in full?", ("--check",), "5 s"),
+    "page_cost": Benchmark("What does a page cost, against the bare loop?", ("--rounds", "3", "--startup"), "1 min"),
+    "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
+    "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),
+    "site": Benchmark("The site itself, to be crawled by hand.", None, "until Ctrl-D"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the short benchmarks.")
+    parser.add_argument("--list", action="store_true", help="name all benchmarks and end")
+    options = parser.parse_args()
+    if options.list:
+        for name, benchmark in BENCHMARKS.items():
+            mark = " " if benchmark.short_arguments is None else "*"
+            print(f"{mark} python -m benchmarks.{name:13} {benchmark.duration:13} {benchmark.question}")
+        print("(* runs with `python -m benchmarks`; each takes --help)")
+        return
+    failed = False
+    for name, benchmark in BENCHMARKS.items():
+        if benchmark.short_arguments is None:
+            continue
+        print(f"{name}: {benchmark.question}", file=sys.stderr)
+        command = [sys.executable, "-m", f"benchmarks.{name}", *benchmark.short_arguments]
+        failed |= subprocess.run(command, check=False, cwd=Path(__file__).parents[1]).returncode != 0
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()

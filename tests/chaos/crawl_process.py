@@ -1,0 +1,312 @@
+"""The `streamcrawl crawl` command as a process that tests kill, pause and start again, and a look at what it left.
+
+Start at `CrawlProcess`. Whatever it is told to run ends with it: the command, its children, its embedded Redis.
+`AuditWatch` recounts a crawl while it runs; `assert_complete` is what must hold after every one of these tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psutil
+
+from streamcrawl.errors import ConfigError, StoreUnavailable
+from streamcrawl.ops.audit import audit
+from streamcrawl.ops.status import read_status
+from streamcrawl.store.connection import connect, mapped_errors
+from streamcrawl.store.embedded import EmbeddedRedis
+from streamcrawl.store.frontier import Frontier
+from streamcrawl.store.keys import GROUP, Keys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from streamcrawl.ops.status import DeadLetter
+    from tests.site.server import LoggedRequest, SiteProcess
+
+IS_FULL: Final = os.environ.get("STREAMCRAWL_CHAOS") == "full"
+"""The figures of the requirements instead of a few seconds of each kind."""
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+_POLL_S: Final = 0.02
+_AUDIT_PACE_S: Final = 0.5
+_WORKER: Final = "streamcrawl.work.worker"
+_SINK: Final = "streamcrawl.sinks.child"
+
+
+async def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
+    """Wait until `condition()` is true; `what` says in words what did not come."""
+    deadline = time.monotonic() + within_s
+    while not condition():  # noqa: ASYNC110  (other processes bring it about)
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        await asyncio.sleep(_POLL_S)
+
+
+class CrawlProcess:
+    """One crawl on one machine: `start` runs the command, and may be called again after it has ended."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        seeds: Sequence[str],
+        *,
+        redis_url: str | None = None,
+        settings: Mapping[str, object],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Prepare a crawl; nothing runs yet.
+
+        Args:
+            folder: Where it is run: its output is `out.jsonl` in it, its messages `<name>.log`.
+            redis_url: None for an embedded server.
+            settings: By the names of the environment, without prefix and in lower case: `lease="2s"`.
+        """
+        self.name = name
+        self.folder = folder
+        self.output = folder / "out.jsonl"
+        self.log_path = folder / f"{name}.log"
+        self._seeds = tuple(seeds)
+        self._redis_url = redis_url
+        given = {f"STREAMCRAWL_{field.upper()}": str(value) for field, value in settings.items()}
+        # PYTHONPATH: handlers of the tests are found wherever the command runs.
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("STREAMCRAWL_")},
+            "PYTHONPATH": str(REPOSITORY),
+            **given,
+            **(environment or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known: dict[int, psutil.Process] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, *, is_resume: bool = False) -> None:
+        """Run the command: as it is first typed, or with nothing but --resume and the name."""
+        assert self._process is None
+        command = [sys.executable, "-m", "streamcrawl", "crawl", "--name", self.name, "--memory-max", "500MB"]
+        command += ["--redis", self._redis_url] if self._redis_url else []
+        command += ["--resume"] if is_resume else [*self._seeds, "-o", str(self.output), "--scope", "any"]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def children(self, role: str = "") -> list[psutil.Process]:
+        """Return the live worker processes of `role` (`fetch`, `sink`, '' for both)."""
+        wanted = {"fetch": (_WORKER,), "sink": (_SINK,), "": (_WORKER, _SINK)}[role]
+        return [child for child in self._descendants() if any(module in _command_of(child) for module in wanted)]
+
+    def _descendants(self) -> list[psutil.Process]:
+        if not self.is_running:
+            return []
+        with suppress(psutil.NoSuchProcess):
+            found = [
+                child
+                for child in psutil.Process(self.pid).children(recursive=True)
+                if _status_of(child) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "")
+            ]
+            self._known.update((child.pid, child) for child in found)
+            return found
+        return []
+
+    def kill9(self) -> None:
+        """Kill the command alone, as an impatient person or the kernel would; wait for its end."""
+        self._descendants()
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def wait(self, within_s: float) -> int:
+        """Wait for the end and return the exit code."""
+        await until(lambda: not self.is_running, f"end of crawl {self.name}:\n{self._tail()}", within_s=within_s)
+        assert self._process is not None
+        code, self._process = self._process.returncode, None
+        return code
+
+    def _tail(self) -> str:
+        return self.log[-3000:] if self.log_path.exists() else ""
+
+    def close(self) -> None:
+        """End whatever of it still runs."""
+        self._descendants()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        for child in self._known.values():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(list(self._known.values()), timeout=10)
+
+    # -- what is in the store
+
+    @asynccontextmanager
+    async def frontier(self) -> AsyncIterator[Frontier]:
+        """Yield a frontier for looking; starts the embedded server when it does not run.
+
+        Raises:
+            StoreUnavailable: the server that should run does not answer.
+            ConfigError: there is no such crawl (yet).
+        """
+        if self._redis_url is not None:
+            async with _looking_at(self._redis_url, self.name) as frontier:
+                yield frontier
+            return
+        server = EmbeddedRedis(self.folder / ".streamcrawl" / self.name, memory_max_bytes=0)
+        if self.is_running:
+            async with _looking_at(server.url, self.name) as frontier:
+                yield frontier
+            return
+        async with server, _looking_at(server.url, self.name) as frontier:
+            yield frontier
+
+    async def totals(self) -> dict[str, int]:
+        async with self.frontier() as frontier:
+            return (await read_status(frontier.client, self.name)).totals
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """Return the newest dead letters."""
+        async with self.frontier() as frontier:
+            return (await read_status(frontier.client, self.name)).newest_dead
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return what is in the output file; fails when a line of it is none."""
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+@asynccontextmanager
+async def _looking_at(url: str, name: str) -> AsyncIterator[Frontier]:
+    client = connect(url)
+    try:
+        with mapped_errors():
+            epoch: Any = await client.hget(Keys(name).state, "epoch")
+        if epoch is None:
+            raise ConfigError(f"there is no crawl {name}")
+        yield Frontier(client, Keys(name), epoch.decode())
+    finally:
+        await client.aclose()
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _status_of(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.Error:
+        return ""
+
+
+class AuditWatch:
+    """Recounts a crawl every half second while the block runs; `faults` must be empty at the end."""
+
+    def __init__(self, crawl: CrawlProcess) -> None:
+        self._crawl = crawl
+        self._task: asyncio.Task[None] | None = None
+        self.faults: list[str] = []
+        self.samples = 0
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="audit")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            # A store that is down, or a crawl that does not exist yet, is another test's business.
+            with suppress(StoreUnavailable, ConfigError):
+                if self._crawl.is_running:
+                    async with self._crawl.frontier() as frontier:
+                        report = await audit(frontier)
+                    self.samples += 1
+                    self.faults += report.faults
+            await asyncio.sleep(_AUDIT_PACE_S)
+
+    def assert_sound(self) -> None:
+        assert self.samples, "the crawl was over before anybody could look"
+        assert self.faults == []
+
+
+async def assert_complete(crawl: CrawlProcess, site: SiteProcess) -> None:
+    """Assert that each page of the site is in the output once, and that nothing is left over in the store."""
+    # By the final URL: a page behind a redirect of its own host is recorded under the URL of the redirect.
+    recorded = Counter(record["final_url"] for record in crawl.records() if record["status"] == 200)
+    assert {url: count for url, count in recorded.items() if count > 1} == {}
+    assert set(recorded) == site.expected_pages()
+    await assert_at_rest(crawl)
+
+
+async def assert_at_rest(crawl: CrawlProcess) -> None:
+    """Assert that the accounts hold and nobody has anything in hand."""
+    async with crawl.frontier() as frontier:
+        report = await audit(frontier)
+        assert report.faults == []
+        totals = report.totals
+        assert [name for name, count in totals.items() if count and name.endswith((".queued", ".streamed"))] == []
+        assert [name for name, count in totals.items() if count and name.endswith(".delayed")] == []
+        for line in report.lines:
+            stream = frontier.keys.fetch_stream if line in ("page", "robots") else frontier.keys.sink_stream(line)
+            assert await frontier.client.xlen(stream) == 0
+            pending: Any = await frontier.client.xpending(stream, GROUP)
+            assert pending["pending"] == 0
+        async for hosts in frontier.host_chunks(500):
+            for host in hosts:
+                assert await frontier.client.hget(frontier.keys.host(host), "in_flight") in (None, b"0"), host
+
+
+def overlapping(requests: Sequence[LoggedRequest]) -> list[str]:
+    """Return the URLs that were being answered twice at the same time."""
+    of_url: defaultdict[str, list[LoggedRequest]] = defaultdict(list)
+    for request in requests:
+        of_url[request.host + request.path].append(request)
+    found = []
+    for url, visits in of_url.items():
+        visits.sort(key=lambda visit: visit.start_ms)
+        if any(later.start_ms < earlier.end_ms for earlier, later in zip(visits, visits[1:], strict=False)):
+            found.append(url)
+    return found
+
+
+def repeated(requests: Sequence[LoggedRequest]) -> dict[str, int]:
+    """Return the URLs that were fetched more than once, with how often."""
+    counts = Counter(request.host + request.path for request in requests)
+    return {url: count for url, count in counts.items() if count > 1}

@@ -1,0 +1,110 @@
+"""Slow is not dead, hung is not alive (invariant 9): handlers that sleep, hold the GIL, hang, and kill their worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streamcrawl.errors import ExitCode
+from tests.chaos.crawl_process import IS_FULL, CrawlProcess, assert_at_rest, repeated
+from tests.handlers import NEIGHBOURS, POISON, read_calls
+from tests.site.server import SiteProcess, SiteSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.chaos
+
+LEASE_S = 3 if IS_FULL else 1
+SLOW_S = 20 if IS_FULL else 3 * LEASE_S
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[SiteProcess]:
+    with SiteProcess(SiteSpec(pages_per_host=40)) as running:
+        yield running
+
+
+class Run:
+    """One crawl of given pages with one handler, none of whose links are followed."""
+
+    def __init__(self, handler: str, folder: Path, name: str, redis: RedisServer, urls: list[str], **settings: object):
+        self.journal = folder / "journal"
+        self.crawl = CrawlProcess(
+            name,
+            folder,
+            urls,
+            redis_url=redis.url,
+            settings={
+                "handler": f"tests.handlers:{handler}",
+                "lease": f"{LEASE_S}s",
+                "delay": 0,
+                "host_concurrency": NEIGHBOURS + 1,
+                "retry_base": "100ms",
+                **settings,
+            },
+            environment={"TESTS_JOURNAL": str(self.journal), "TESTS_SECONDS": str(SLOW_S)},
+        )
+
+    def calls(self) -> Counter[str]:
+        return Counter(call.url for call in read_calls(self.journal))
+
+    def output(self) -> list[str]:
+        return sorted(record["url"] for record in self.crawl.records())
+
+
+@pytest.mark.parametrize("handler", ["sleeps", "holds_the_gil"])
+async def test_slow_handler_keeps_its_lease(
+    handler: str, site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    urls = [site.url(1, f"/p/0?{crawl_name}-{number}") for number in range(2)]
+    run = Run(handler, tmp_path, crawl_name, redis_server, urls, processes=2)
+    with run.crawl as crawl:
+        crawl.start()
+        # Two in one process hold the GIL one after the other, each up to twice as long as it was asked to.
+        assert await crawl.wait(30 + 5 * SLOW_S) == ExitCode.DONE, crawl.log
+        assert run.calls() == dict.fromkeys(urls, 1)
+        assert run.output() == urls
+        assert {url: count for url, count in repeated(site.requests()).items() if crawl_name in url} == {}
+        totals = await crawl.totals()
+        assert [name for name in totals if name.endswith(("crashed", "lease_lost", "reclaimed"))] == []
+        await assert_at_rest(crawl)
+
+
+async def test_hung_handler_is_ended_retried_and_dead_with_its_stack(
+    site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    url = site.url(1, f"/p/1?{crawl_name}")
+    run = Run("never_ends", tmp_path, crawl_name, redis_server, [url], handler_timeout="500ms", attempts_max=3)
+    with run.crawl as crawl:
+        crawl.start()
+        assert await crawl.wait(30) == ExitCode.WITH_DEAD_LETTERS, crawl.log
+        assert run.calls() == {url: 3}
+        [letter] = await crawl.dead_letters()
+        assert (letter.url, letter.reason) == (url, "handler")
+        assert "never_ends" in letter.error
+        assert "create_future()" in letter.error
+        assert crawl.children() == []
+        await assert_at_rest(crawl)
+
+
+async def test_poisonous_task_dies_alone(
+    site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    poison = site.url(1, f"/p/0?{crawl_name}-{POISON}")
+    innocents = sorted(site.url(1, f"/p/{number}?{crawl_name}") for number in range(1, NEIGHBOURS + 1))
+    run = Run("kills_its_worker", tmp_path, crawl_name, redis_server, [poison, *innocents], crashes_max=3)
+    with run.crawl as crawl:
+        crawl.start()
+        assert await crawl.wait(60) == ExitCode.WITH_DEAD_LETTERS, crawl.log
+        letters: list[Any] = await crawl.dead_letters()
+        assert [(letter.url, letter.reason) for letter in letters] == [(poison, "crashed")]
+        assert run.output() == innocents
+        # Twice with others in hand, then as often alone as it takes.
+        assert run.calls()[poison] == 2 + 3
+        await assert_at_rest(crawl)

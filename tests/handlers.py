@@ -1,0 +1,103 @@
+"""Handlers that misbehave, for tests: `settings.handler = "tests.handlers:<name>"`.
+
+Each call is noted in the file that TESTS_JOURNAL names, one line `<handler> <pid> <url>`: what ran, how often, and
+whose process it was is known even when the process did not survive. TESTS_SECONDS says how long the slow ones take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from streamcrawl.response import Response
+
+NEIGHBOURS = 16
+"""Pages that must be in hand when `kills_its_worker` strikes for the first time."""
+POISON = "poison"
+"""In the URL of the page that kills."""
+_POLL_S = 0.01
+
+
+class Call(NamedTuple):
+    """One call of a handler."""
+
+    handler: str
+    pid: int
+    url: str
+
+
+def read_calls(journal: Path) -> list[Call]:
+    """Return the calls that a journal has noted, oldest first."""
+    if not journal.exists():
+        return []
+    lines = (line.split(" ", 2) for line in journal.read_text().splitlines())
+    return [Call(handler, int(pid), url) for handler, pid, url in lines]
+
+
+def _journal() -> Path:
+    return Path(os.environ["TESTS_JOURNAL"])
+
+
+def _seconds() -> float:
+    return float(os.environ["TESTS_SECONDS"])
+
+
+def _note(handler: str, response: Response) -> None:
+    # One write of a short line to a file opened for appending: several processes do not tear each other's lines.
+    with _journal().open("a") as journal:
+        journal.write(f"{handler} {os.getpid()} {response.url}\n")
+
+
+def _item(response: Response) -> dict[str, Any]:
+    return {"url": response.url, "final_url": response.final_url, "status": response.status}
+
+
+async def sleeps(response: Response) -> AsyncIterator[dict[str, Any]]:
+    """Take long and let the loop run meanwhile."""
+    _note("sleeps", response)
+    await asyncio.sleep(_seconds())
+    yield _item(response)
+
+
+def holds_the_gil(response: Response) -> Iterator[dict[str, Any]]:
+    """Take at least as long in one call of a regular expression that backtracks, which lets nothing else run."""
+    _note("holds_the_gil", response)
+    pattern, length, took = re.compile(r"(?:a|a)*b"), 14, 0.0
+    # Each further letter doubles the time: the length follows from a run that is long enough to be measured.
+    while took < 0.05:
+        length += 1
+        began = time.perf_counter()
+        pattern.match("a" * length)
+        took = time.perf_counter() - began
+    while took < _seconds():
+        length, took = length + 1, took * 2
+    pattern.match("a" * length)
+    yield _item(response)
+
+
+async def never_ends(response: Response) -> None:
+    """Wait for a future that nobody sets."""
+    _note("never_ends", response)
+    await asyncio.get_running_loop().create_future()
+
+
+async def kills_its_worker(response: Response) -> AsyncIterator[dict[str, Any]]:
+    """Kill the process at the poisonous page, while NEIGHBOURS others are in its hands the first time."""
+    _note("kills_its_worker", response)
+    if POISON in response.url:
+        while len({call.url for call in read_calls(_journal()) if POISON not in call.url}) < NEIGHBOURS:
+            await asyncio.sleep(_POLL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not any(POISON in call.url for call in read_calls(_journal())):
+        await asyncio.sleep(_POLL_S)
+    # Longer than the poison looks: the first time, none of the neighbours is done before it strikes.
+    await asyncio.sleep(20 * _POLL_S)
+    yield _item(response)

@@ -1,0 +1,430 @@
+"""The whole state of a crawl in Redis as a Python value, the accounts that must hold in it, and a hand that moves it.
+
+`snapshot` and `changes` show what one script call did, all of it: a test compares the changes, so a write that nobody
+asked for fails it. `assert_accounts` recounts the invariants from the structures, in Python and not by audit.lua.
+`Lab` does by hand what workers do: offer, read, commit, and let time pass without waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from streamcrawl.rules.task import CrawlTask, Kind, Level, Outcome, decode_task, encode_task
+from streamcrawl.rules.urls import split_url
+from streamcrawl.settings import make_settings
+from streamcrawl.store.connection import connect
+from streamcrawl.store.frontier import Commit, Committed, Frontier, Links, open_crawl
+from streamcrawl.store.keys import FETCH, GROUP, Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from redis.asyncio import Redis
+
+    from tests.redis_server import RedisServer
+
+FETCH_STREAM: Final = f"stream:{FETCH}"
+CLOCKS: Final = ("clock_ms", "wall_ms")
+"""Fields of the state that every call moves."""
+
+State = dict[str, Any]
+"""Key without its prefix -> a hash or zset as dict, a list, a set as sorted list, a string, or a stream as
+{entries: [fields], pending: [[consumer, fields]], consumers: [name]}. Entry ids, which no test can know, are left out."""
+
+
+async def snapshot(frontier: Frontier) -> State:
+    """Return everything that the crawl's shard has in Redis, but for the clock's two fields."""
+    client, keys = frontier.client, frontier.keys
+    names = sorted([key.decode() async for key in client.scan_iter(match=keys.pattern, count=10_000)])
+    async with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.type(name)
+        kinds = [kind.decode() for kind in await pipe.execute()]
+        for name, kind in zip(names, kinds, strict=True):
+            _QUERIES[kind](pipe, name)
+        values = await pipe.execute()
+    state: State = {}
+    for name, kind, value in zip(names, kinds, values, strict=True):
+        read = await _stream(client, name, value) if kind == "stream" else _VALUES[kind](value)
+        state[name.removeprefix(keys.prefix)] = read
+    for clock in CLOCKS:
+        state.get("state", {}).pop(clock, None)
+    return state
+
+
+_QUERIES: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "hash": lambda pipe, name: pipe.hgetall(name),
+    "list": lambda pipe, name: pipe.lrange(name, 0, -1),
+    "zset": lambda pipe, name: pipe.zrange(name, 0, -1, withscores=True),
+    "set": lambda pipe, name: pipe.smembers(name),
+    "stream": lambda pipe, name: pipe.xrange(name),
+    "string": lambda pipe, name: pipe.get(name),
+}
+_VALUES: Final[dict[str, Callable[[Any], Any]]] = {
+    "hash": lambda raw: {_read(field): _read(value) for field, value in raw.items()},
+    "list": lambda raw: [_read(value) for value in raw],
+    "zset": lambda raw: {_read(member): round(score) for member, score in raw},
+    "set": lambda raw: sorted(int(member) for member in raw),
+    "string": lambda raw: _read(raw),
+}
+
+
+async def _stream(client: Redis, name: str, raw: list[Any]) -> dict[str, Any]:
+    entries = {entry_id: {_read(field): _read(value) for field, value in fields.items()} for entry_id, fields in raw}
+    if not await client.xinfo_groups(name):
+        return {"entries": list(entries.values())}
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.xpending_range(name, GROUP, "-", "+", 10_000)
+        pipe.xinfo_consumers(name, GROUP)
+        rows, consumers = await pipe.execute()
+    return {
+        "entries": list(entries.values()),
+        "pending": [[row["consumer"].decode(), entries.get(row["message_id"])] for row in rows],
+        "consumers": sorted(row["name"].decode() for row in consumers),
+    }
+
+
+def _read(raw: bytes) -> Any:
+    text = raw.decode(errors="backslashreplace")
+    return int(text) if text.removeprefix("-").isdecimal() else text
+
+
+def changes(before: State, after: State) -> State:
+    """Return what differs, by key; None stands for what is absent.
+
+    Hashes and zsets: field -> (old, new). Streams: part -> (what went, what came). Sets: (what went, what came). The
+    rest: (old, new).
+    """
+    found: State = {}
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if key.startswith("seen:"):
+            found[key] = _went_and_came(old, new)
+        elif isinstance(old or new, dict):
+            old, new = old or {}, new or {}
+            is_parted = key.startswith("stream:") or key == "dead"
+            found[key] = {
+                field: (_went_and_came if is_parted else _pair)(old.get(field), new.get(field))
+                for field in sorted(old.keys() | new.keys())
+                if old.get(field) != new.get(field)
+            }
+        else:
+            found[key] = (old, new)
+    return found
+
+
+def _pair(old: Any, new: Any) -> tuple[Any, Any]:
+    return old, new
+
+
+def _went_and_came(old: list[Any] | None, new: list[Any] | None) -> tuple[list[Any], list[Any]]:
+    went, came = list(old or []), list(new or [])
+    for one in old or []:
+        if one in came:
+            went.remove(one)
+            came.remove(one)
+    return went, came
+
+
+# -- accounts
+
+
+async def assert_accounts(frontier: Frontier) -> State:
+    """Recount invariants 1 to 3 from the structures; return the snapshot they were counted in.
+
+    1: each line is conserved, by totals and by what lies there. 2: a task lies in one place only, and each pending row
+    has its entry. 3: a host's in_flight is its entries in the stream and at most its cap, and it is in the schedule
+    exactly when something of it may be sent.
+    """
+    state = await snapshot(frontier)
+    faults = _faults(state)
+    assert not faults, "\n".join(faults)
+    return state
+
+
+def _faults(state: State) -> list[str]:
+    faults: list[str] = []
+
+    def expect(what: str, counted: Any, found: Any) -> None:
+        if counted != found:
+            faults.append(f"{what}: counted {counted}, found {found}")
+
+    totals, fields = state.get("totals", {}), state["state"]
+    queued, streamed, delayed = Counter[str](), Counter[str](), Counter[str]()
+    queued_of, in_flight_of = Counter[str](), Counter[str]()
+    robots_tasks = Counter[str]()
+    places: dict[tuple[str, str], list[str]] = {}
+
+    def place(host: str, level: str, stored: str, where: str) -> str:
+        task = decode_task(host, level, stored.encode())
+        places.setdefault((task.url, task.kind.value), []).append(where)
+        robots_tasks[host] += task.kind is Kind.ROBOTS
+        if (task.kind is Kind.ROBOTS) != (level == Level.CONTROL):
+            faults.append(f"{task.kind} task in level {level} of {host}")
+        return task.kind.value
+
+    for key, value in state.items():
+        if key.startswith("queue:"):
+            host, _, level = key.removeprefix("queue:").rpartition(":")
+            queued_of[host] += len(value)
+            for stored in value:
+                queued[place(host, level, stored, key)] += 1
+    for entry in state[FETCH_STREAM]["entries"]:
+        in_flight_of[entry["host"]] += 1
+        streamed[place(entry["host"], str(entry["level"]), entry["task"], FETCH_STREAM)] += 1
+    for member in state.get("delayed", {}):
+        _, level, host, stored = member.split("|", 3)
+        delayed[place(host, level, stored, "delayed")] += 1
+    dead = Counter[str]()
+    for letter in state.get("dead", {}).get("entries", []):
+        dead["robots" if ',"robots",' in letter["task"] else "page"] += 1
+
+    for line in ("page", "robots"):
+        count = {name: totals.get(f"{line}.{name}", 0) for name in ("created", "done", "dead", "dropped")}
+        for name, found in (("queued", queued), ("streamed", streamed), ("delayed", delayed), ("dead", dead)):
+            expect(f"{line}.{name}", totals.get(f"{line}.{name}", 0), found[line])
+        left = queued[line] + streamed[line] + delayed[line]
+        expect(f"{line}.created", count["created"], left + count["done"] + count["dead"] + count["dropped"])
+        for end in ("dead", "dropped"):
+            reasons = sum(n for name, n in totals.items() if name.startswith(f"{line}.{end}."))
+            expect(f"{line}.{end} by reason", count[end], reasons)
+    for sink in filter(None, str(fields.get("sinks", "")).split(",")):
+        waiting = len(state[f"{FETCH_STREAM}:{sink}"]["entries"])
+        expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)
+        expect(f"{sink}.created", totals.get(f"{sink}.created", 0), waiting + totals.get(f"{sink}.done", 0))
+
+    for (url, kind), where in places.items():
+        if len(where) > 1:
+            faults.append(f"{kind} {url} lies in {where}")
+    for consumer, entry in state[FETCH_STREAM]["pending"]:
+        if entry is None:
+            faults.append(f"{consumer} holds a row without an entry")
+
+    hosts = {key.removeprefix("host:"): value for key, value in state.items() if key.startswith("host:")}
+    for host in sorted(hosts.keys() | queued_of.keys() | in_flight_of.keys()):
+        h = hosts.get(host, {})
+        cap = h.get("cap") or fields["cap"]
+        expect(f"queued of {host}", h.get("queued", 0), queued_of[host])
+        expect(f"in_flight of {host}", h.get("in_flight", 0), in_flight_of[host])
+        if in_flight_of[host] > cap:
+            faults.append(f"{host} has {in_flight_of[host]} in flight, its cap is {cap}")
+        most = fields.get("pages_per_host_max")
+        if most and h.get("pages", 0) > most:
+            faults.append(f"{host} has {h['pages']} pages, its most is {most}")
+        is_asked = fields["robots"] == 1 and h.get("robots") == "asked"
+        if is_asked and not h.get("given_up"):
+            expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])
+        should = (
+            queued_of[host] > 0
+            and not h.get("given_up")
+            and in_flight_of[host] < cap
+            and (not most or h.get("pages", 0) + in_flight_of[host] < most)
+            and (not is_asked or f"queue:{host}:0" in state)
+        )
+        expect(f"{host} in the schedule", host in state.get("schedule", {}), should)
+        if h.get("given_up") and queued_of[host] and host not in state.get("giving_up", {}):
+            faults.append(f"{host} is given up ({h['given_up']}) and nobody empties its queue")
+    faults += [f"{host} is scheduled and has no state" for host in state.get("schedule", {}) if host not in hosts]
+    return faults
+
+
+async def assert_known_keys(frontier: Frontier) -> None:
+    """Check that keys.py knows every key and its type, and that those it does not call permanent have a TTL."""
+    client, keys = frontier.client, frontier.keys
+    async for raw in client.scan_iter(match=keys.pattern, count=10_000):
+        name = raw.decode()
+        kind = keys.describe(name)
+        assert kind is not None, f"keys.py does not know {name}"
+        assert kind.type == (await client.type(name)).decode(), name
+        has_ttl = await client.pttl(name) >= 0
+        assert has_ttl is not kind.is_permanent, f"{name}: TTL {has_ttl}, permanent {kind.is_permanent}"
+
+
+# -- the hand
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One entry as a worker has it in hand."""
+
+    id: str
+    task: CrawlTask
+    stored: str
+
+    @property
+    def host(self) -> str:
+        return self.task.host
+
+
+def fast(name: str, **values: Any) -> dict[str, Any]:
+    """Return settings under which nothing waits: no robots, no delay, cap 1."""
+    return {"name": name, "obey_robots": False, "delay_ms": 0, "host_concurrency": 1} | values
+
+
+def page(url: str, **values: Any) -> CrawlTask:
+    host, path = split_url(url)
+    return CrawlTask(host=host, path=path, **values)
+
+
+def urls(host: str, count: int, start: int = 0) -> list[str]:
+    return [f"http://{host}/{n}" for n in range(start, start + count)]
+
+
+def links(*addresses: str, **values: Any) -> Links:
+    found = Links()
+    for address in addresses:
+        found.add(page(address, **values))
+    return found
+
+
+class Lab:
+    """One crawl, moved by hand."""
+
+    def __init__(self, frontier: Frontier) -> None:
+        self.frontier = frontier
+        self.client = frontier.client
+        self.keys = frontier.keys
+
+    @classmethod
+    async def opened(cls, client: Redis, *, sinks: Sequence[str] = (), slots: int = 1000, **values: Any) -> Self:
+        """Open a crawl with live `slots`, as if workers had beaten."""
+        frontier, _ = await open_crawl(client, make_settings(**values), sinks=sinks)
+        await frontier.control(slots=slots)
+        return cls(frontier)
+
+    async def snapshot(self) -> State:
+        return await snapshot(self.frontier)
+
+    async def changes(self, act: Awaitable[Any]) -> tuple[Any, State]:
+        """Return the answer of `act`, not yet awaited, and all that it changed."""
+        before = await self.snapshot()
+        answer = await act
+        return answer, changes(before, await self.snapshot())
+
+    async def offer(self, *addresses: str, **values: Any) -> int:
+        """Offer URLs as seeds, in chunks; return how many were new."""
+        todo, new = links(*addresses, **values), 0
+        while todo:
+            word, count = await self.frontier.offer(todo.take(250))
+            assert word == "OK", word
+            new += count
+        return new
+
+    async def read(self, consumer: str = "w1", count: int = 1000) -> list[Held]:
+        """Read what waits in the fetch stream, as this consumer."""
+        answer = await self.client.xreadgroup(GROUP, consumer, {self.keys.fetch_stream: ">"}, count=count)
+        return [self.held(*row) for row in answer[0][1]] if answer else []
+
+    def held(self, entry_id: bytes, fields: dict[bytes, bytes]) -> Held:
+        stored = fields[b"task"]
+        task = decode_task(fields[b"host"].decode(), fields[b"level"].decode(), stored)
+        return Held(entry_id.decode(), task, stored.decode())
+
+    async def take(self, consumer: str = "w1", count: int = 1000) -> list[Held]:
+        """Dispatch and read."""
+        await self.frontier.dispatch(count)
+        return await self.read(consumer, count)
+
+    def commit_of(self, held: Held, outcome: Outcome = Outcome.DONE, **values: Any) -> Commit:
+        """Return a commit with the detail that its outcome needs, unless one is given."""
+        level, stored = held.task.level.value, held.stored
+        details: dict[Outcome, tuple[Any, ...]] = {
+            Outcome.DONE: () if held.task.kind is Kind.PAGE else ("{}", 60_000, 0),
+            Outcome.RETRY: (1000, level, encode_task(again(held.task)).decode()),
+            Outcome.UNANSWERED: (level, stored, "connect", 1000, 60_000, 1000),
+            Outcome.DEAD: (level, stored, "http", "404", "404"),
+            Outcome.DROPPED: ("robots",),
+            Outcome.REDIRECTED: (),
+        }
+        fields: dict[str, Any] = {"is_fetched": True, "detail": details[outcome]} | values
+        return Commit(entry_id=held.id, host=held.host, kind=held.task.kind, outcome=outcome, **fields)
+
+    async def commit(self, *commits: Commit, limit: int = 0) -> Committed:
+        return await self.frontier.commit("w1", [commit.pack() for commit in commits], limit)
+
+    async def end(self, held: Held, outcome: Outcome = Outcome.DONE, **values: Any) -> str:
+        """Commit one entry; return its word."""
+        return (await self.commit(self.commit_of(held, outcome, **values))).words[0]
+
+    async def end_all(self, held: Sequence[Held]) -> None:
+        for start in range(0, len(held), 100):
+            committed = await self.commit(*(self.commit_of(one) for one in held[start : start + 100]))
+            assert set(committed.words) == {"DONE"}
+
+    async def let_pass(self, ms: int) -> None:
+        """Let crawl time pass at once."""
+        await self.client.hincrby(self.keys.state, "clock_ms", ms)
+
+    async def now(self) -> int:
+        return int(await self.client.hget(self.keys.state, "clock_ms"))
+
+    async def host(self, host: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.snapshot()).get(f"host:{host}", {})
+        return found
+
+    async def totals(self) -> dict[str, int]:
+        found: dict[str, int] = (await self.snapshot()).get("totals", {})
+        return found
+
+    async def let_idle(
+        self, held: Sequence[Held], ms: int, *, stream: str = FETCH_STREAM, consumer: str = "w1"
+    ) -> None:
+        """Make entries look as if nobody had renewed them for that long."""
+        ids = [one.id for one in held]
+        renewed = await self.client.xclaim(self.keys.prefix + stream, GROUP, consumer, 0, ids, idle=ms, justid=True)
+        assert len(renewed) == len(ids)
+
+    async def let_reclaim(self, *, stream: str = FETCH_STREAM) -> None:
+        """Put the reclaim in the middle of its ticking: the last one just now, no hold."""
+        seconds, micros = await self.client.time()
+        await self.frontier.control(
+            **{f"reclaim_at:{stream}": seconds * 1000 + micros // 1000, f"reclaim_hold:{stream}": ""}
+        )
+
+    async def check(self) -> State:
+        """Check accounts and keys; return the state."""
+        await assert_known_keys(self.frontier)
+        return await assert_accounts(self.frontier)
+
+
+def again(task: CrawlTask) -> CrawlTask:
+    """Return the task with one attempt more."""
+    fields = {name: getattr(task, name) for name in task.__struct_fields__}
+    return CrawlTask(**fields | {"attempt": task.attempt + 1})
+
+
+async def wait_until(is_true: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 20) -> None:
+    """Wait for a condition of the store; fail with `what` when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not await is_true():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+def client_of(server: RedisServer) -> Redis:
+    return connect(server.url)
+
+
+__all__ = [
+    "FETCH_STREAM",
+    "Held",
+    "Keys",
+    "Lab",
+    "again",
+    "assert_accounts",
+    "assert_known_keys",
+    "changes",
+    "client_of",
+    "fast",
+    "links",
+    "page",
+    "snapshot",
+    "urls",
+    "wait_until",
+]

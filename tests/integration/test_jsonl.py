@@ -1,0 +1,192 @@
+"""The output file on a real disk: locked, cut, appended to, refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.errors import ConfigError, SinkError
+from streamcrawl.sinks.jsonl import JsonlFile, SinkDiskFull, check_writable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pages.jsonl"
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[JsonlFile]:
+    with JsonlFile(path) as opened:
+        opened.resume(0)
+        yield opened
+
+
+def test_records_become_lines_and_the_offset_is_their_end(file: JsonlFile, path: Path) -> None:
+    assert file.append([b'{"a":1}', b'{"b":2}']) == 16
+    assert file.append([b"{}"]) == 19
+    assert file.append([]) == 19
+    assert path.read_bytes() == b'{"a":1}\n{"b":2}\n{}\n'
+
+
+def test_resume_cuts_off_what_was_never_committed(path: Path) -> None:
+    path.write_bytes(b"{}\n{}\n{half")
+    with JsonlFile(path) as file:
+        file.resume(6)
+        assert file.append([b"[]"]) == 9
+    assert path.read_bytes() == b"{}\n{}\n[]\n"
+
+
+def test_file_shorter_than_its_offset_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"{}\n")
+    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"3 bytes long, but 6 .*--fresh"):
+        file.resume(6)
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_second_writer_is_refused_in_one_line(file: JsonlFile, path: Path) -> None:
+    with pytest.raises(SinkError, match="being written by another process") as caught:
+        JsonlFile(path, lock_wait_s=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_lock_ends_with_the_process_that_held_it(path: Path) -> None:
+    code = (
+        f"import time; from streamcrawl.sinks.jsonl import JsonlFile; f = JsonlFile({str(path)!r}); print(flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code + "; time.sleep(600)"], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(SinkError):
+            JsonlFile(path, lock_wait_s=0)
+        holder.kill()
+        JsonlFile(path).close()
+
+
+def test_writer_waits_for_one_that_is_about_to_end(path: Path) -> None:
+    code = (
+        f"import sys; from streamcrawl.sinks.jsonl import JsonlFile; f = JsonlFile({str(path)!r}); print(flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        holder.stdout.readline()
+        holder.stdin.close()
+        JsonlFile(path, lock_wait_s=20).close()
+
+
+def test_deleted_file_is_noticed_before_a_record_is_lost_in_it(file: JsonlFile, path: Path) -> None:
+    file.append([b"{}"])
+    path.unlink()
+    with pytest.raises(SinkError, match="was deleted"):
+        file.append([b"{}"])
+
+
+def test_full_disk_leaves_the_file_as_it_was_and_may_be_tried_again(file: JsonlFile, path: Path) -> None:
+    file.append([b"{}"])
+    real = os.dup(file.fileno())
+    with open("/dev/full", "r+b", buffering=0) as full:
+        os.dup2(full.fileno(), file.fileno())
+    # /dev/full has no name less than one, so only the disk can refuse here.
+    with pytest.raises(SinkDiskFull, match="No space left"):
+        file.append([b"[1]"])
+    os.dup2(real, file.fileno())
+    os.close(real)
+    assert file.offset == 3
+    assert file.append([b"[1]"]) == 7
+    assert path.read_bytes() == b"{}\n[1]\n"
+
+
+def test_batch_that_fits_only_in_part_is_cut_back(path: Path) -> None:
+    code = """
+import resource, sys
+from streamcrawl.sinks.jsonl import JsonlFile, SinkDiskFull
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+file = JsonlFile(sys.argv[1])
+file.resume(0)
+file.append([b"x" * 59])
+try:
+    file.append([b"y" * 59])
+except SinkDiskFull as error:
+    assert "File too large" in str(error), error
+    assert file.path.stat().st_size == file.offset == 60
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert file.append([b"z" * 59]) == 120
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes() == b"x" * 59 + b"\n" + b"z" * 59 + b"\n"
+
+
+def test_new_file_follows_the_umask(path: Path) -> None:
+    was = os.umask(0o027)
+    try:
+        JsonlFile(path).close()
+    finally:
+        os.umask(was)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_file_in_a_folder_that_is_missing_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match="cannot be opened: No such file"):
+        JsonlFile(tmp_path / "none" / "x.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder, "is a folder"),
+        (lambda folder: folder / "none" / "x.jsonl", "does not exist; make it first"),
+        (lambda folder: Path("/dev/full"), "is not an ordinary file"),
+        (lambda folder: folder / ("x" * 300), "cannot be used: File name too long"),
+    ],
+)
+def test_path_that_will_not_do_is_refused_before_the_start(tmp_path: Path, make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ConfigError, match=message):
+        check_writable(make(tmp_path))
+
+
+def test_paths_that_will_do(path: Path) -> None:
+    check_writable(path)
+    assert not path.exists()
+    path.write_bytes(b"")
+    check_writable(path)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_path_without_permission_is_refused(is_there: bool) -> None:
+    # Asked by a process without privileges: root may write anywhere. `tmp_path` lies where only its owner gets.
+    code = """
+import os, sys
+from pathlib import Path
+from streamcrawl.errors import ConfigError
+from streamcrawl.sinks.jsonl import check_writable
+if os.geteuid() == 0:
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+try:
+    check_writable(Path(sys.argv[1]))
+except ConfigError as error:
+    print(error)
+"""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "x.jsonl"
+        if is_there:
+            path.write_bytes(b"")
+            path.chmod(0o444)
+        folder.chmod(0o555)
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        folder.chmod(0o755)
+    assert ("cannot be written to: no permission" if is_there else "no permission to write in") in done.stdout, done

@@ -1,0 +1,761 @@
+"""Every word of every script: a whole state is put in, the script acts once, and all that changed is compared.
+
+The cases are kept by (script, word), and a test compares that list with the headers of the .lua files: a new word
+without a case fails. Most cases call twice: a reply may be lost, so the second call must be as harmless as its header
+says. GONE is tried for all scripts alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pytest
+from pytest import approx
+
+from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
+from streamcrawl.rules.task import Level, Outcome
+from streamcrawl.settings import SCHEMA, make_settings
+from streamcrawl.store.frontier import Beat, Dispatched, Frontier, delete_crawl, open_crawl
+from streamcrawl.store.keys import GROUP
+from streamcrawl.store.scripts import Scripts, script_names, source
+from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, urls
+from tests.unit.test_scripts import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from redis.asyncio import Redis
+
+    from tests.integration.conftest import OpenLab
+
+    Case = Callable[[OpenLab], Awaitable[None]]
+
+CASES: Final[dict[tuple[str, str], Case]] = {}
+A: Final = "http://a.test"
+B: Final = "http://b.test"
+FENCE: Final = "1-1"
+"""An entry id that was never given."""
+
+
+def case(script: str, word: str) -> Callable[[Case], Case]:
+    def keep(act: Case) -> Case:
+        assert (script, word) not in CASES
+        CASES[script, word] = act
+        return act
+
+    return keep
+
+
+def entry(held: Held) -> dict[str, Any]:
+    return {"host": held.host, "level": int(held.task.level), "task": held.stored}
+
+
+def soon(ms: int) -> Any:
+    return approx(ms, abs=3000)
+
+
+# -- open
+
+
+@case("open", "OPENED")
+async def opened(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"], pages_max=7)
+    epoch = lab.frontier.epoch
+    await delete_crawl(lab.client, crawl_of(lab))
+    assert await lab.snapshot() == {}
+    frontier, is_new = await open_crawl(lab.client, make_settings(**fast(crawl_of(lab), pages_max=7)), sinks=["out"])
+    state = await Lab(frontier).snapshot()
+    assert is_new
+    assert state.pop("state") == {
+        "cap": 1,
+        "crashes_max": 3,
+        "delay_ms": 0,
+        "epoch": frontier.epoch,
+        "frontier_max": 20_000_000,
+        "identity": '{"shards":1}',
+        "pages_max": 7,
+        "robots": 0,
+        "schema": SCHEMA,
+        "seen_buckets": 1,
+        "sink_max": 10_000,
+        "sinks": "out",
+    }
+    empty: dict[str, Any] = {"entries": [], "pending": [], "consumers": []}
+    assert state == {FETCH_STREAM: empty, f"{FETCH_STREAM}:out": empty}
+    assert frontier.epoch != epoch
+
+
+@case("open", "JOINED")
+async def joined(open_lab: OpenLab) -> None:
+    lab = await open_lab(pages_max=7)
+    await lab.frontier.control(stopped="FRONTIER_FULL")
+    values = fast(crawl_of(lab), delay_ms=5)
+    (frontier, is_new), changed = await lab.changes(open_crawl(lab.client, make_settings(**values)))
+    assert (frontier.epoch, is_new) == (lab.frontier.epoch, False)
+    assert changed == {"state": {"delay_ms": (0, 5), "pages_max": (7, None), "stopped": ("FRONTIER_FULL", None)}}
+    assert (await lab.changes(open_crawl(lab.client, make_settings(**values))))[1] == {}
+
+
+async def refused(lab: Lab, error: type[Exception], words: str, **values: Any) -> None:
+    before = await lab.snapshot()
+    sinks = values.pop("sinks", [])
+    with pytest.raises(error, match=words):
+        await open_crawl(lab.client, make_settings(**fast(crawl_of(lab), **values)), sinks=sinks)
+    assert await lab.snapshot() == before
+
+
+@case("open", "SCHEMA")
+async def other_schema(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.client.hset(lab.keys.state, "schema", SCHEMA + 1)
+    await refused(lab, StoreIncompatible, "another version")
+
+
+@case("open", "IDENTITY")
+async def other_identity(open_lab: OpenLab) -> None:
+    await refused(await open_lab(), ConfigError, "cannot change", shards=2)
+
+
+@case("open", "SINKS")
+async def other_sinks(open_lab: OpenLab) -> None:
+    await refused(await open_lab(sinks=["b", "a"]), ConfigError, r"other outputs \(a,b\)", sinks=["a"])
+    with pytest.raises(ConfigError, match="output name 'page' will not do"):
+        await open_lab(sinks=["page"])
+
+
+@case("open", "LEFTOVER")
+async def half_deleted(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    await lab.client.hdel(lab.keys.state, "epoch")
+    await refused(lab, ConfigError, "deletion broke off")
+    await delete_crawl(lab.client, crawl_of(lab))
+    assert (await open_crawl(lab.client, make_settings(**fast(crawl_of(lab)))))[1]
+
+
+def crawl_of(lab: Lab) -> str:
+    return lab.keys.prefix.split("{")[1].split(":")[0]
+
+
+# -- offer
+
+
+@case("offer", "OK")
+async def offer_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    offered = links(f"{A}/1", f"{A}/2", depth=1)
+    offered.add(Held("", (await _seed(lab, f"{B}/")).task, "").task)
+    answer, changed = await lab.changes(lab.frontier.offer(offered))
+    assert answer == ("OK", 2)
+    [one, two] = changed.pop(f"queue:{A}:2")[1]
+    assert one.startswith("[0,1") and one.endswith(',"page","/1",1]') and two.endswith(',"page","/2",1]')
+    assert len(changed.pop("seen:0")[1]) == 2
+    assert changed == {
+        f"host:{A}": {"queued": (None, 2)},
+        "schedule": {A: (None, soon(await lab.now()))},
+        "state": {"seen": (1, 3)},
+        "totals": {"page.created": (1, 3), "page.queued": (1, 3)},
+    }
+    assert await lab.changes(lab.frontier.offer(offered)) == (("OK", 0), {})
+
+
+async def _seed(lab: Lab, url: str) -> Held:
+    await lab.offer(url)
+    state = await lab.snapshot()
+    host = url.removesuffix("/")
+    return lab.held(b"", {b"host": host.encode(), b"level": b"2", b"task": state[f"queue:{host}:2"][0].encode()})
+
+
+@case("offer", "LEASE_LOST")
+async def offer_lease_lost(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 1))
+    [held] = await lab.take()
+    assert await lab.frontier.offer(links(f"{B}/"), fence=held.id) == ("OK", 1)
+    await lab.end(held)
+    for fence in (held.id, FENCE, "none"):
+        assert await lab.changes(lab.frontier.offer(links(f"{B}/2"), fence=fence)) == (("LEASE_LOST", 0), {})
+    # A stream that was flushed has no group: nothing is pending either.
+    await lab.client.delete(lab.keys.fetch_stream)
+    assert (await lab.frontier.offer(links(f"{B}/2"), fence=held.id))[0] == "LEASE_LOST"
+    await lab.frontier.dispatch(0)
+
+
+@case("offer", "FULL")
+async def offer_full(open_lab: OpenLab) -> None:
+    lab = await open_lab(frontier_max=2)
+    await lab.offer(*urls("a.test", 2))
+    assert await lab.changes(lab.frontier.offer(links(f"{B}/"))) == (("FULL", 2), {})
+    await lab.take()
+    assert await lab.frontier.offer(links(f"{B}/")) == ("OK", 1)
+
+
+@case("offer", "INVALID")
+async def offer_invalid(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    good = ["5", A, "2", '"page","/",0]']
+    broken: list[tuple[int, Any]] = [
+        (1, [5, *good[1:]]),
+        (1, ["5.5", *good[1:]]),
+        (1, ["123456789012345678901", *good[1:]]),
+        (1, ["5", "a.test", *good[2:]]),
+        (1, ["5", "http://a|b", *good[2:]]),
+        (1, ["5", A, "0", good[3]]),
+        (1, ["5", A, "2", '"robots","/",0]']),
+        (1, ["5", A, "2", '"page","/",0']),
+        (1, good[:3]),
+        (1, "text"),
+        (1, 7),
+        (2, [*good, *good[:3], 9]),
+        (251, good * 251),
+    ]
+    for n, flat in broken:
+        run = Scripts(lab.client, lab.keys.state).run("offer", lab.frontier.epoch, "", msgspec.msgpack.encode(flat))
+        assert await lab.changes(run) == ([b"INVALID", n], {}), flat
+    run = Scripts(lab.client, lab.keys.state).run("offer", lab.frontier.epoch, "", b"\xc1")
+    assert await lab.changes(run) == ([b"INVALID", 1], {})
+
+
+# -- dispatch, start
+
+
+@case("dispatch", "OK")
+async def dispatch_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    held = await _seed(lab, f"{A}/")
+    answer, changed = await lab.changes(lab.frontier.dispatch(10))
+    assert answer == Dispatched(1, -1, "OK")
+    assert changed == {
+        f"host:{A}": {"queued": (1, None), "in_flight": (None, 1)},
+        f"queue:{A}:2": ([held.stored], None),
+        "schedule": {A: (soon(await lab.now()), None)},
+        FETCH_STREAM: {"entries": ([], [entry(held)])},
+        "totals": {"page.queued": (1, 0), "page.streamed": (None, 1)},
+    }
+    assert await lab.changes(lab.frontier.dispatch(10)) == (Dispatched(0, -1, "IDLE"), {})
+
+
+async def _slow_pair(open_lab: OpenLab, **values: Any) -> tuple[Lab, Held, Held]:
+    """Two entries of one host with a cap of 2 and a delay, both read."""
+    lab = await open_lab(host_concurrency=2, delay_ms=60_000, **values)
+    await lab.offer(*urls("a.test", 2))
+    first = await lab.take()
+    await lab.let_pass(60_000)
+    second = await lab.take()
+    return lab, *first, *second
+
+
+def ask(lab: Lab, held: Held, wait_max_ms: int = 100_000) -> Awaitable[tuple[str, int]]:
+    return lab.frontier.start(held.id, held.host, wait_max_ms=wait_max_ms, margin_ms=500)
+
+
+@case("start", "START")
+async def start_ok(open_lab: OpenLab) -> None:
+    lab, one, _ = await _slow_pair(open_lab)
+    answer, changed = await lab.changes(ask(lab, one))
+    assert answer == ("START", 0)
+    assert changed == {f"host:{A}": {"start_due": (None, soon(await lab.now() + 60_500))}}
+    assert await ask(lab, one) == ("WAIT", soon(60_500))  # a lost START costs one delay more
+
+
+@case("start", "WAIT")
+async def start_wait(open_lab: OpenLab) -> None:
+    lab, one, two = await _slow_pair(open_lab)
+    await ask(lab, one)
+    assert await lab.changes(ask(lab, two)) == (("WAIT", soon(60_500)), {})
+    await lab.let_pass(60_500)
+    assert await ask(lab, two) == ("START", 0)
+
+
+@case("start", "BACK")
+async def start_back(open_lab: OpenLab) -> None:
+    lab, one, two = await _slow_pair(open_lab)
+    await ask(lab, one)
+    assert await lab.changes(ask(lab, two, 1000)) == (("BACK", soon(60_500)), {})
+
+
+@case("start", "LEASE_LOST")
+async def start_lease_lost(open_lab: OpenLab) -> None:
+    lab, one, _ = await _slow_pair(open_lab)
+    await lab.end(one)
+    assert await lab.changes(ask(lab, one)) == (("LEASE_LOST", 0), {})
+
+
+# -- commit
+
+
+@case("commit", "OK")
+async def commit_ok_and_dispatches(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    committed = await lab.commit(lab.commit_of(held), limit=5)
+    assert (committed.words, committed.dispatched) == (["DONE"], Dispatched(1, -1, "OK"))
+    assert (await lab.commit(limit=5)).words == []
+
+
+@case("commit", "DONE")
+async def commit_done(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    new = links(f"{A}/", f"{B}/1", depth=1)
+    commit = lab.commit_of(held, links=new, items=("out", '{"n":1}'))
+    committed, changed = await lab.changes(lab.commit(commit))
+    assert committed.words == ["DONE"]
+    now = soon(await lab.now())
+    assert len(changed.pop("seen:0")[1]) == 1
+    assert len(changed.pop(f"queue:{B}:2")[1]) == 1
+    assert changed == {
+        f"host:{A}": {"due": (None, now), "in_flight": (1, None), "pages": (None, 1)},
+        f"host:{B}": {"queued": (None, 1)},
+        "schedule": {B: (None, now)},
+        "state": {"seen": (1, 2)},
+        FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
+        f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
+        "totals": {
+            "out.created": (None, 1),
+            "out.streamed": (None, 1),
+            "page.created": (1, 2),
+            "page.done": (None, 1),
+            "page.queued": (0, 1),
+            "page.streamed": (1, 0),
+        },
+    }
+
+
+@case("commit", "LEASE_LOST")
+async def commit_lease_lost(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    commit = lab.commit_of(held, links=links(f"{B}/"), items=("out", "{}"))
+    assert (await lab.commit(commit)).words == ["DONE"]
+    committed, changed = await lab.changes(lab.commit(commit))
+    assert committed.words == ["LEASE_LOST"]
+    assert changed == {"totals": {"page.lease_lost": (None, 1)}}
+
+
+@case("commit", "INVALID")
+async def commit_invalid(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    committed, changed = await lab.changes(lab.commit(lab.commit_of(held, items=("nowhere", "{}"))))
+    assert (committed.words, changed) == (["INVALID"], {})
+
+
+# -- what goes back
+
+
+@case("hand_back", "OK")
+async def hand_back_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    act = lambda: lab.frontier.hand_back(FETCH_STREAM, [held.id, FENCE])  # noqa: E731
+    back, changed = await lab.changes(act())
+    assert back == 1
+    assert changed.pop(f"queue:{A}:2")[1][0] == held.stored
+    assert changed == {
+        f"host:{A}": {"queued": (1, 2), "in_flight": (1, None)},
+        "schedule": {A: (None, soon(await lab.now()))},
+        FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
+        "totals": {"page.queued": (1, 2), "page.streamed": (1, 0)},
+    }
+    assert await lab.changes(act()) == (0, {})
+
+
+@case("put_back", "OK")
+async def put_back_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    await lab.frontier.beat([Beat("w1", FETCH_STREAM, 4, "{}", [])], lease_ms=1000)
+    act = lambda: lab.frontier.put_back(FETCH_STREAM, "w1", is_crash=True)  # noqa: E731
+    back, changed = await lab.changes(act())
+    assert back == 1
+    now = soon(await lab.now())
+    assert changed.pop("workers")["w1"][1] is None
+    assert changed == {
+        f"host:{A}": {"queued": (None, 1), "in_flight": (1, None), "due": (None, now)},
+        f"queue:{A}:2": (None, ["[1" + held.stored[2:]]),
+        "schedule": {A: (None, now)},
+        FETCH_STREAM: {
+            "entries": ([entry(held)], []),
+            "pending": ([["w1", entry(held)]], []),
+            "consumers": (["w1"], []),
+        },
+        "totals": {"page.queued": (0, 1), "page.streamed": (1, 0), "page.crashed": (None, 1)},
+    }
+    assert await lab.changes(act()) == (0, {})
+
+
+@case("reclaim", "OK")
+async def reclaim_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    await lab.let_reclaim()
+    await lab.let_idle([held], 60_000)
+    act = lambda: lab.frontier.reclaim(FETCH_STREAM, lease_ms=30_000)  # noqa: E731
+    answer, changed = await lab.changes(act())
+    assert answer == ("OK", 1)
+    now = soon(await lab.now())
+    assert set(changed.pop("state", {})) <= {f"reclaim_at:{FETCH_STREAM}"}
+    assert changed == {
+        f"host:{A}": {"queued": (None, 1), "in_flight": (1, None), "due": (None, now)},
+        f"queue:{A}:2": (None, ["[1" + held.stored[2:]]),
+        "schedule": {A: (None, now)},
+        FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
+        "totals": {"page.queued": (0, 1), "page.streamed": (1, 0), "page.crashed": (None, 1), "reclaimed": (None, 1)},
+    }
+    answer, changed = await lab.changes(act())
+    assert (answer, set(changed) - {"state"}) == (("OK", 0), set())
+
+
+@case("reclaim", "HOLD")
+async def reclaim_hold(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    await lab.let_idle(await lab.take(), 60_000)
+    answer, changed = await lab.changes(lab.frontier.reclaim(FETCH_STREAM, lease_ms=30_000))
+    assert answer == ("HOLD", 30_000)
+    assert list(changed) == ["state"]
+    assert sorted(changed["state"]) == [f"reclaim_at:{FETCH_STREAM}", f"reclaim_hold:{FETCH_STREAM}"]
+    assert (await lab.frontier.reclaim(FETCH_STREAM, lease_ms=30_000))[0] == "HOLD"
+
+
+@case("beat", "OK")
+async def beat_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    beats = [Beat("w1", FETCH_STREAM, 4, '{"pid":1}', [held.id, FENCE]), Beat("w2", FETCH_STREAM, 2, "{}", [])]
+    answer, changed = await lab.changes(lab.frontier.beat(beats, lease_ms=30_000))
+    assert answer == ([[FENCE], []], 6)
+    workers = changed.pop("workers")
+    assert [row[1].split(" ", 1)[1] for row in workers.values()] == ['4 {"pid":1}', "2 {}"]
+    assert changed == {"state": {"slots": (1000, 6)}}
+    beats = [Beat("w1", FETCH_STREAM, -1, "{}", []), Beat("w2", FETCH_STREAM, 2, "{}", [])]
+    answer, changed = await lab.changes(lab.frontier.beat(beats, lease_ms=30_000))
+    assert (answer, changed["state"]) == (([[], []], 2), {"slots": (6, 2)})
+    assert changed["workers"]["w1"][1] is None
+
+
+@case("due", "OK")
+async def due_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    assert await lab.frontier.due() == (0, -1)
+    await lab.end(held, Outcome.RETRY, is_fetched=False)
+    assert await lab.frontier.due() == (0, soon(1000))
+    await lab.let_pass(1000)
+    [member] = (await lab.snapshot())["delayed"]
+    stored = member.rpartition("|")[2]
+    answer, changed = await lab.changes(lab.frontier.due())
+    assert answer == (1, -1)
+    assert changed == {
+        "delayed": {member: (soon(await lab.now()), None)},
+        f"host:{A}": {"queued": (None, 1)},
+        f"queue:{A}:2": (None, [stored]),
+        "schedule": {A: (None, soon(await lab.now()))},
+        "totals": {"page.delayed": (1, 0), "page.queued": (0, 1)},
+    }
+    assert await lab.changes(lab.frontier.due()) == ((0, -1), {})
+
+
+@case("give_up", "OK")
+async def give_up_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    await lab.end(held, Outcome.UNANSWERED)
+    act = lambda limit: lab.frontier.give_up(after_ms=0, idle_ms=0, limit=limit)  # noqa: E731
+    answer, changed = await lab.changes(act(1))
+    assert answer == (1, 1, 1)
+    letter = changed["dead"]["entries"][1][0]
+    assert letter == {
+        "stage": "fetch",
+        "reason": "host_unreachable",
+        "host": A,
+        "level": 2,
+        "task": held.stored,
+        "error": "no answer; 1 tries failed in a row, the last: connect",
+        "last_status": "",
+        "worker": "",
+    }
+    now = soon(await lab.now())
+    assert len(changed.pop(f"queue:{A}:2")[1]) == 1
+    del changed["dead"]
+    assert changed == {
+        "failing": {A: (now, None)},
+        "giving_up": {A: (None, now)},
+        f"host:{A}": {"given_up": (None, "host_unreachable"), "queued": (2, 1)},
+        "schedule": {A: (now, None)},
+        "totals": {"page.queued": (2, 1), "page.dead": (None, 1), "page.dead.host_unreachable": (None, 1)},
+    }
+    assert await act(5) == (1, 0, 0)
+    assert await lab.changes(act(5)) == ((0, 0, 0), {})
+
+
+@case("reconcile", "OK")
+async def reconcile_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2), *urls("b.test", 1))
+    await lab.take()
+    await lab.client.hset(lab.keys.host(A), mapping={"in_flight": 3, "queued": 9})
+    await lab.client.zadd(lab.keys.schedule, {B: 1})
+    mended, changed = await lab.changes(lab.frontier.reconcile())
+    assert mended == 2
+    assert changed == {f"host:{A}": {"in_flight": (3, 1), "queued": (9, 1)}, "schedule": {B: (1, None)}}
+    assert await lab.changes(lab.frontier.reconcile()) == (0, {})
+
+
+@case("audit", "OK")
+async def audit_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(*urls("a.test", 3), *urls("b.test", 1))
+    held = await lab.take()
+    await lab.end(held[0], items=("out", "{}"))
+    answer, changed = await lab.changes(lab.frontier.audit_chunk([A, B]))
+    totals = {b"page.created": b"4", b"page.queued": b"2", b"page.streamed": b"1", b"page.done": b"1"}
+    assert totals.items() <= dict(zip(answer[1][::2], answer[1][1::2], strict=True)).items()
+    done = held[0].host.encode()
+    left = held[1].host.encode()
+    assert answer[2:5] == [[b"stream:fetch", 1, 1, b"stream:fetch:out", 1, 0], 0, 0]
+    rows = {answer[5][n]: answer[5][n + 1 : n + 7] for n in range(0, len(answer[5]), 7)}
+    queued = {done: 2, left: 0} if done == A.encode() else {done: 0, left: 2}
+    assert rows == {
+        done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2,
+        left: [queued[left]] * 2 + [1, 1, 0, 0],
+    }
+    assert answer[6:] == [[left], [b"page", 1]]
+    assert changed == {}
+
+
+@case("control", "OK")
+async def control_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab(pages_max=5)
+    act = lambda: lab.frontier.control(paused=1, pages_max="")  # noqa: E731
+    assert (await lab.changes(act()))[1] == {"state": {"paused": (None, 1), "pages_max": (5, None)}}
+    assert (await lab.changes(act()))[1] == {}
+
+
+# -- finish
+
+
+async def finish_says(lab: Lab, word: str, created: int) -> None:
+    assert await lab.changes(lab.frontier.finish()) == ((word, created), {})
+
+
+@case("finish", "RUNNING")
+async def finish_running(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    await finish_says(lab, "RUNNING", 0)  # more seeds may come
+    await lab.frontier.control(closed=1)
+    await lab.offer(f"{A}/")
+    await finish_says(lab, "RUNNING", 1)  # queued
+    [held] = await lab.take()
+    await lab.frontier.control(paused=1, stopped="MEMORY_FULL")
+    await finish_says(lab, "RUNNING", 1)  # in the stream: whatever else is said, it is under way
+    await lab.end(held, items=("out", "{}"))
+    await finish_says(lab, "RUNNING", 1)  # a record waits for its sink
+
+
+@case("finish", "ENDED")
+async def finish_ended(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.frontier.control(closed=1)
+    await finish_says(lab, "ENDED", 0)
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    await lab.end(held, Outcome.RETRY)
+    await finish_says(lab, "RUNNING", 1)
+    await lab.let_pass(1000)
+    await lab.frontier.due()
+    [held] = await lab.take()
+    await lab.end(held)
+    await finish_says(lab, "ENDED", 1)
+
+
+@case("finish", "LIMIT")
+async def finish_limit(open_lab: OpenLab) -> None:
+    lab = await open_lab(pages_max=1)
+    await lab.offer(*urls("a.test", 2))
+    await lab.end_all(await lab.take())
+    await finish_says(lab, "LIMIT", 2)
+
+
+@case("finish", "STOPPED")
+async def finish_stopped(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    await lab.frontier.control(stopped="MEMORY_FULL")
+    await finish_says(lab, "STOPPED", 1)
+
+
+@case("finish", "PAUSED")
+async def finish_paused(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.frontier.control(paused=1)
+    await finish_says(lab, "PAUSED", 0)
+    await lab.offer(f"{A}/")
+    await lab.frontier.control(closed=1)
+    await finish_says(lab, "PAUSED", 1)
+
+
+@case("finish", "UNBALANCED")
+async def finish_unbalanced(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.frontier.control(closed=1)
+    for field, wrong in (("page.created", 1), ("page.queued", 1), ("page.streamed", 1), ("page.delayed", -1)):
+        await lab.client.hincrby(lab.keys.totals, field, wrong)
+        assert (await lab.frontier.finish())[0] == "UNBALANCED", field
+        await lab.client.hincrby(lab.keys.totals, field, -wrong)
+    await finish_says(lab, "ENDED", 0)
+
+
+# -- sinks
+
+
+@case("sink_open", "OK")
+async def sink_open_ok(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 2)
+    await lab.client.hset(lab.keys.offsets, "out:offset", 70)
+    act = lambda: lab.frontier.sink_open("out", "s2", lease_ms=1000)  # noqa: E731
+    answer, changed = await lab.changes(act())
+    assert answer == ("OK", 2, 70)
+    assert changed.pop("offsets") == {"out:owner": ("s1", "s2"), "out:writer": (1, 2)}
+    stream = changed.pop(f"{FETCH_STREAM}:out")
+    assert changed == {}
+    assert len(stream["pending"][0]) == len(ids)
+    assert stream["consumers"] == (["s1"], [])
+    assert "entries" not in stream  # the same records, as new entries
+    assert await lab.changes(act()) == (("OK", 2, 70), {})
+
+
+@case("sink_open", "BUSY")
+async def sink_open_busy(open_lab: OpenLab) -> None:
+    lab, _ = await _records(open_lab, 1)
+    await lab.frontier.beat([Beat("s1", f"{FETCH_STREAM}:out", 0, "{}", [])], lease_ms=1000)
+    assert await lab.changes(lab.frontier.sink_open("out", "s2", lease_ms=60_000)) == (("BUSY", 0, 0), {})
+
+
+async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
+    """A crawl with records that the sink "out" has read and not committed."""
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(*[f"http://h{n}.test/" for n in range(count)])
+    for held in await lab.take():
+        await lab.end(held, items=("out", f'{{"n":"{held.host}"}}'))
+    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 0)
+    [[_, rows]] = await lab.client.xreadgroup(GROUP, "s1", {lab.keys.sink_stream("out"): ">"})
+    return lab, [entry_id.decode() for entry_id, _ in rows]
+
+
+def written(lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90) -> Awaitable[Any]:
+    return lab.frontier.sink_commit("out", writer=writer, expected=expected, offset=offset, entry_ids=ids)
+
+
+@case("sink_commit", "DONE")
+async def sink_commit_done(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 2)
+    answer, changed = await lab.changes(written(lab, ids))
+    assert answer == ("DONE", None)
+    assert changed.pop("offsets") == {"out:offset": (None, 90)}
+    stream = changed.pop(f"{FETCH_STREAM}:out")
+    assert (len(stream["entries"][0]), len(stream["pending"][0])) == (2, 2)
+    assert changed == {"totals": {"out.done": (None, 2), "out.streamed": (2, 0)}}
+
+
+@case("sink_commit", "OFFSET_MISMATCH")
+async def sink_commit_mismatch(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 2)
+    assert await lab.changes(written(lab, ids, expected=5)) == (("OFFSET_MISMATCH", 0), {})
+    await written(lab, ids)
+    assert await lab.changes(written(lab, ids)) == (("OFFSET_MISMATCH", 90), {})
+
+
+@case("sink_commit", "LEASE_LOST")
+async def sink_commit_lease_lost(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 2)
+    assert await lab.changes(written(lab, [*ids, FENCE])) == (("LEASE_LOST", [FENCE]), {})
+    assert await written(lab, ids, offset=0) == ("DONE", None)
+    assert await lab.changes(written(lab, ids, offset=0)) == (("LEASE_LOST", ids), {})
+
+
+@case("sink_commit", "REPLACED")
+async def sink_commit_replaced(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 1)
+    await lab.frontier.sink_open("out", "s2", lease_ms=1000)
+    assert await lab.changes(written(lab, ids)) == (("REPLACED", None), {})
+
+
+# -- all of them
+
+
+@pytest.mark.parametrize(("script", "word"), sorted(CASES))
+async def test_a_word_changes_what_its_header_says(open_lab: OpenLab, script: str, word: str) -> None:
+    await CASES[script, word](open_lab)
+
+
+def test_every_word_of_every_header_has_a_case() -> None:
+    words = {(name, word) for name in script_names() for word in words_of(source(name))}
+    assert {(script, word) for script, word in words if word != "GONE"} == set(CASES)
+
+
+ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "audit": (msgspec.msgpack.encode([A]),),
+    "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
+    "commit": ("w1", 5, b"\xc1"),
+    "control": (msgspec.msgpack.encode(["paused", "1"]),),
+    "dispatch": (5,),
+    "due": (5,),
+    "finish": (),
+    "give_up": (0, 0, 5),
+    "hand_back": (FETCH_STREAM, msgspec.msgpack.encode([FENCE]), "0"),
+    "offer": ("", msgspec.msgpack.encode(["5", A, "2", '"page","/",0]'])),
+    "put_back": (FETCH_STREAM, "w1", "1", 5),
+    "reclaim": (FETCH_STREAM, 1000, 5),
+    "reconcile": (msgspec.msgpack.encode([A]),),
+    "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
+    "sink_open": ("out", "s9", 1000, 5),
+    "start": (FENCE, A, 100, 0),
+}
+
+
+@pytest.mark.parametrize("script", [name for name in script_names() if name != "open"])
+async def test_a_worker_of_another_epoch_writes_nothing(open_lab: OpenLab, script: str) -> None:
+    lab = await open_lab(sinks=["out"])
+    await lab.offer(f"{A}/", f"{A}/2")
+    await lab.take()
+    before = await lab.snapshot(), await lab.client.hget(lab.keys.state, "clock_ms")
+    run = Scripts(lab.client, lab.keys.state).run
+    with pytest.raises(CrawlGone):
+        await run(script, "0123456789abcdef", *ARGUMENTS[script])
+    assert (await lab.snapshot(), await lab.client.hget(lab.keys.state, "clock_ms")) == before
+
+
+async def test_a_deleted_crawl_says_gone_to_its_workers(open_lab: OpenLab, store_client: Redis) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 700))
+    keys = [key async for key in store_client.scan_iter(match=lab.keys.pattern)]
+    assert await delete_crawl(store_client, crawl_of(lab)) == len(keys)
+    frontier: Frontier = lab.frontier
+    with pytest.raises(CrawlGone):
+        await frontier.offer(links(f"{A}/new"))
+    assert await lab.snapshot() == {}
+
+
+async def test_levels_are_served_first_to_last(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    for level in (Level.LOW, Level.NORMAL, Level.HIGH):
+        await lab.offer(f"{A}/{level.name}", level=level)
+    served = []
+    for _ in range(3):
+        [held] = await lab.take()
+        served.append(held.task.path)
+        await lab.end(held)
+    assert served == ["/HIGH", "/NORMAL", "/LOW"]

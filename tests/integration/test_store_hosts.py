@@ -1,0 +1,202 @@
+"""Hosts that do not answer are given up: when, for which reason, and how their tasks end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.rules.task import Outcome
+from tests.integration.snapshot import FETCH_STREAM, Lab, links, urls
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import OpenLab
+
+A = "http://a.test"
+AFTER_MS = 3_600_000
+IDLE_MS = 300_000
+
+
+async def fail(lab: Lab, host: str = A, reason: str = "connect") -> None:
+    """Fetch one task of the host, which does not answer."""
+    await lab.let_pass(120_000)
+    for held in await lab.take():
+        if held.host == host:
+            level = held.task.level.value
+            await lab.end(held, Outcome.UNANSWERED, detail=(level, held.stored, reason, 1000, 60_000, 1000))
+        else:
+            await lab.frontier.hand_back(FETCH_STREAM, [held.id])
+
+
+async def give_up(lab: Lab, limit: int = 500) -> tuple[int, int, int]:
+    return await lab.frontier.give_up(after_ms=AFTER_MS, idle_ms=IDLE_MS, limit=limit)
+
+
+async def busy(lab: Lab) -> None:
+    """Something else is left to do: a host that answers, and waits for its turn."""
+    await lab.offer("http://well.test/")
+    await lab.client.hset(lab.keys.host("http://well.test"), "blocked_until", await lab.now() + 10**9)
+    await lab.frontier.reconcile()
+
+
+async def test_a_host_is_given_up_after_the_limit(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await busy(lab)
+    await lab.offer(*urls("a.test", 3))
+    await fail(lab)
+    await lab.let_pass(AFTER_MS - 200_000)
+    await fail(lab)
+    assert await give_up(lab) == (0, 0, 0)
+    await lab.let_pass(200_000)
+    await fail(lab)
+    assert await give_up(lab) == (3, 1, 0)
+    state = await lab.check()
+    assert state[f"host:{A}"]["given_up"] == "host_unreachable"
+    assert state["totals"]["page.dead.host_unreachable"] == 3
+    assert {letter["reason"] for letter in state["dead"]["entries"]} == {"host_unreachable"}
+    assert "failing" not in state
+
+
+async def test_an_answer_in_between_begins_the_count_anew(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 5))
+    await fail(lab)
+    await lab.let_pass(AFTER_MS)
+    await lab.end_all(await lab.take())
+    await fail(lab)
+    assert await give_up(lab) == (0, 0, 0)
+
+
+async def test_with_nothing_else_to_do_the_shorter_limit_holds(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2), *urls("b.test", 2))
+    await fail(lab)
+    await lab.let_pass(IDLE_MS)
+    await fail(lab)
+    assert await give_up(lab) == (0, 0, 0)  # the other host has work
+    [other] = [held for held in await lab.take() if held.host != A] or [None]
+    assert other is not None
+    await lab.end(other, Outcome.RETRY, detail=(10**9, "2", other.stored))
+    await lab.frontier.hand_back(FETCH_STREAM, [])
+    await drop_all(lab, "http://b.test")
+    assert await give_up(lab) == (0, 0, 0)  # a task is delayed
+    await lab.let_pass(10**9)
+    await lab.frontier.due()
+    await drop_all(lab, "http://b.test")
+    await fail(lab)
+    assert await give_up(lab) == (2, 1, 0)
+
+
+async def drop_all(lab: Lab, host: str) -> None:
+    while held := await lab.take():
+        for one in held:
+            if one.host == host:
+                await lab.end(one, Outcome.DROPPED)
+            else:
+                await lab.end(one, Outcome.UNANSWERED)
+
+
+@pytest.mark.parametrize("field", ["paused", "stopped", "throttled"])
+async def test_time_in_which_nobody_asked_says_nothing_about_a_host(open_lab: OpenLab, field: str) -> None:
+    lab = await open_lab()
+    await busy(lab)
+    await lab.offer(*urls("a.test", 2))
+    await fail(lab)
+    await lab.frontier.control(**{field: "1"})
+    await lab.let_pass(2 * AFTER_MS)
+    assert await give_up(lab) == (0, 0, 0)
+    await lab.frontier.control(**{field: ""})
+    assert await give_up(lab) == (0, 0, 0)
+    await fail(lab)
+    assert await give_up(lab) == (2, 1, 0)
+
+
+async def test_tasks_are_buried_in_bounded_steps(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 25), *urls("b.test", 5))
+    for host in (A, "http://b.test"):
+        await fail(lab, host)
+        await lab.let_pass(AFTER_MS)
+        await fail(lab, host)
+    steps = [await give_up(lab, 10)]
+    await lab.check()
+    while steps[-1][0]:
+        steps.append(await give_up(lab, 10))
+        await lab.check()
+    assert [buried for buried, _, _ in steps] == [10, 10, 10, 0]
+    assert sum(given for _, given, _ in steps) == 2
+    assert (await lab.totals())["page.dead"] == 30
+
+
+async def test_links_to_a_given_up_host_follow_it(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/", "http://well.test/")
+    await fail(lab)
+    await lab.let_pass(AFTER_MS)
+    await fail(lab)
+    assert (await give_up(lab))[:2] == (1, 1)
+    [held] = await lab.take()
+    await lab.end(held, links=links(*urls("a.test", 4)))
+    assert await lab.take() == []
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "RUNNING"
+    assert await give_up(lab) == (4, 0, 0)
+    assert (await lab.frontier.finish())[0] == "ENDED"
+
+
+async def test_what_is_in_flight_or_delayed_at_a_given_up_host_follows_too(open_lab: OpenLab) -> None:
+    lab = await open_lab(host_concurrency=3)
+    await lab.offer(*urls("a.test", 3))
+    one, two, three = await lab.take()
+    await lab.end(one, Outcome.RETRY)
+    await lab.end(two, Outcome.UNANSWERED)
+    await lab.client.hset(lab.keys.host(A), "failed_at", await lab.now() + AFTER_MS)
+    await lab.let_pass(AFTER_MS)
+    assert await give_up(lab) == (1, 1, 0)
+    await lab.end(three, Outcome.UNANSWERED)
+    await lab.frontier.due()
+    assert "failing" not in await lab.check()
+    assert await give_up(lab) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "given_up"), [("robots", "robots_unreachable"), ("connect", "host_unreachable")]
+)
+async def test_the_reason_tells_robots_from_a_host(open_lab: OpenLab, reason: str, given_up: str) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 2))
+    for _ in range(2):
+        await fail(lab, reason=reason)
+        await lab.let_pass(IDLE_MS)
+    assert await give_up(lab) == (3, 1, 0)  # the robots task is buried with its pages
+    totals = (await lab.check())["totals"]
+    assert totals[f"page.dead.{given_up}"] == 2
+    assert totals[f"robots.dead.{given_up}"] == 1
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "ENDED"
+
+
+@pytest.mark.parametrize(("when_first", "line"), [("retry", "delayed"), ("dead", "dead")])
+async def test_a_first_failure_may_be_the_urls_own(open_lab: OpenLab, when_first: str, line: str) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 4))
+    for n in range(1, 4):
+        [held] = await lab.take()
+        again = held.stored.replace(",0]", ",0,2]")
+        detail = ("2", held.stored, "timeout", 1000, 60_000, 1000, when_first, 500, again, "no answer")
+        await lab.end(held, Outcome.UNANSWERED, detail=detail)
+        state = await lab.check()
+        assert state["totals"][f"page.{line}"] == min(n, 2)
+        assert ("failing" in state) == (n > 2)
+    assert state["totals"]["page.unanswered"] == 1
+
+
+async def test_a_robots_task_whose_first_failure_is_its_death_gives_the_host_up(open_lab: OpenLab) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    detail = ("0", held.stored, "timeout", 1000, 60_000, 1000, "dead", 500, held.stored, "no answer")
+    await lab.end(held, Outcome.UNANSWERED, detail=detail)
+    assert await give_up(lab) == (2, 0, 0)
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "ENDED"

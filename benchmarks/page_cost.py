@@ -1,9 +1,10 @@
 """What does a page cost? CPU time of streamcrawl, its Redis included, against the bare loop on the same site.
 
-Paired runs: each round measures the bare loop and streamcrawl, which writes its output file, in turn and in the opposite
-order from one round to the next, because the speed of a shared machine drifts. The ratio is the median of the rounds'
-ratios. CPU is user and system time of every process of a side, from its start to its end: interpreter, imports
-and the embedded redis-server with its start and stop belong to the price (`--startup` says what they come to, and what the ratio is without them).
+Paired runs: each round measures the bare loop and streamcrawl, which writes its output file, one after the other and
+in the opposite order from one round to the next, because the speed of a shared machine drifts. The ratio is the median
+of the rounds' ratios. CPU is user and system time of every process of a side, from its start to its end: interpreter,
+imports and the embedded redis-server with its start and stop belong to the price (`--startup` says what they come to,
+and what the ratio is without them).
 
 A figure counts only when the work was the same: the site's own count must show that each side fetched each page, and
 none twice, and the output file must hold each page once. Otherwise the exit code is 1.
@@ -141,7 +142,7 @@ def summarize(runs: dict[str, list[Run]], spec: SiteSpec) -> dict[str, Any]:
 
 def ratio_without_startup(runs: dict[str, list[Run]], summary: dict[str, Any]) -> float:
     """Return the ratio that a crawl approaches as it grows: each side's start-up is taken off before dividing."""
-    startup_s = {side: summary[f"{side}_startup_cpu_s"] for side in (BARE, CRAWL)}
+    startup_s: dict[str, float] = {side: summary[f"{side}_startup_cpu_s"] for side in (BARE, CRAWL)}
     pairs = zip(runs[CRAWL], runs[BARE], strict=True)
     return statistics.median(
         (run.usage.cpu_s - startup_s[CRAWL]) / (bare.usage.cpu_s - startup_s[BARE]) for run, bare in pairs

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -34,6 +35,7 @@ EXIT_GONE: Final = 70
 """The crawl was deleted or begun afresh: do not start this worker again."""
 EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
+GC_THRESHOLD: Final = 20_000
 GRACE_AS_ORPHAN: Final = 3
 """A third of the lease: nobody renews the leases of a child whose supervisor died."""
 
@@ -130,6 +132,10 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
 def main(role: Callable[[Child], Awaitable[None]]) -> None:
     """The main function of a child process: `role` is the coroutine of its loops."""
     board_fd, capacity = int(sys.argv[1]), int(sys.argv[2])
+    # What is loaded by now stays for ever; and a page's objects mostly end without the collector, which at its default
+    # pace looks at them after every second page.
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
     # Idle connections of a broad crawl outnumber the usual soft limit of 1,024 descriptors.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):

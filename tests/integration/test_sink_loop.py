@@ -235,17 +235,17 @@ async def test_writer_that_was_replaced_ends(sink_lab: Lab, url: str, path: Path
 
 
 async def test_second_writer_gives_up_after_two_leases(sink_lab: Lab, url: str, path: Path) -> None:
-    stream = sink_stream(SINK)
+    beat = Beat("s1", sink_stream(SINK), 0, "{}")
     await sink_lab.frontier.sink_open(SINK, "s1", lease_ms=LEASE_MS)
+    await sink_lab.frontier.beat([beat], lease_ms=LEASE_MS)
 
-    async def beat() -> None:
+    async def keep_beating() -> None:
         while True:
-            await sink_lab.frontier.beat([Beat("s1", stream, 0, "{}")], lease_ms=LEASE_MS)
-            await asyncio.sleep(LEASE_MS / 4000)
+            await sink_lab.frontier.beat([beat], lease_ms=LEASE_MS)
+            await asyncio.sleep(LEASE_MS / 10_000)
 
-    beating = asyncio.create_task(beat())
+    beating = asyncio.create_task(keep_beating())
     async with sink_loop(url, sink_lab.frontier, JsonlFile(path), [], consumer="s2") as loop:
-        await asyncio.sleep(0)
         with pytest.raises(SinkError, match="another process writes the output"):
             await loop.run(asyncio.Event())
     beating.cancel()
@@ -322,6 +322,7 @@ class SinkProcess:
 async def finish(lab: Lab, url: str, path: Path) -> None:
     """Let a process write the rest and stop it in order."""
     async with SinkProcess(url, lab, path, "last") as process:
+        await until_said(process, b"ready")
         await until_empty(lab, asyncio.ensure_future(asyncio.sleep(3600)))
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0

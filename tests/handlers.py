@@ -93,10 +93,10 @@ async def kills_its_worker(response: Response) -> AsyncIterator[dict[str, Any]]:
     """Kill the process at the poisonous page, while NEIGHBOURS others are in its hands the first time."""
     _note("kills_its_worker", response)
     if POISON in response.url:
-        while len({call.url for call in read_calls(_journal()) if POISON not in call.url}) < NEIGHBOURS:
+        while len({call.url for call in read_calls(_journal()) if POISON not in call.url}) < NEIGHBOURS:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
         os.kill(os.getpid(), signal.SIGKILL)
-    while not any(POISON in call.url for call in read_calls(_journal())):
+    while not any(POISON in call.url for call in read_calls(_journal())):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
     # Longer than the poison looks: the first time, none of the neighbours is done before it strikes.
     await asyncio.sleep(20 * _POLL_S)

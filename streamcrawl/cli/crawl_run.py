@@ -311,7 +311,10 @@ class _Crawl:
     async def _without_written_elsewhere(
         self, frontier: Frontier, sinks: list[SinkSpec], lease_ms: int
     ) -> list[SinkSpec]:
-        """Return the sinks with '' for the path of one that a live process of another run writes."""
+        """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.
+
+        One that is written on this machine keeps its path: the supervisor stands by and goes on when the writer dies.
+        """
         found = []
         status = await read_status(frontier.client, self._name)
         workers = {worker.consumer: worker for worker in status.workers}
@@ -319,7 +322,7 @@ class _Crawl:
             with mapped_errors():
                 owner: Any = await frontier.client.hget(frontier.keys.offsets, f"{sink.name}:owner")
             writer = workers.get((owner or b"").decode())
-            if writer is not None and writer.beat_age_ms < lease_ms and not _is_dead_here(writer.info):
+            if writer is not None and writer.beat_age_ms < lease_ms and not _is_here(writer.info):
                 self.tell(f"the output is written by {writer.consumer}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:
@@ -464,18 +467,12 @@ def _merged_scope(settings: Settings, head: Sequence[SeedLine], stored: Stored |
     return Scope(settings, settings.scope, hosts, prefixes)
 
 
-def _is_dead_here(info: str) -> bool:
-    """Return whether a worker's own report says that it ran on this machine under a pid that is free now."""
+def _is_here(info: str) -> bool:
+    """Return whether a worker's own report says that it runs, or ran, on this machine."""
     try:
-        about = msgspec.json.decode(info, type=dict[str, Any])
-        if about["machine"] != socket.gethostname():
-            return False
-        os.kill(about["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except (msgspec.DecodeError, KeyError, PermissionError):
-        pass
-    return False
+        return bool(msgspec.json.decode(info, type=dict[str, Any])["machine"] == socket.gethostname())
+    except (msgspec.DecodeError, KeyError):
+        return False
 
 
 async def _watch_server(store: Store) -> None:

@@ -238,9 +238,7 @@ def _check_hosts(rows: Sequence[_HostRow], caps: Mapping[str, int], report: Audi
                 report.fault(f"{row.host}: {name} is {count}, below zero")
         cap = caps.get(row.host, caps[""])
         if row.in_flight_found > cap:
-            report.fault(
-                f"{row.host}: {row.in_flight_found} in flight over its cap of {cap}, unless that was lowered just now"
-            )
+            report.fault(f"{row.host}: in_flight {row.in_flight_found} is over its cap {cap} (unless just lowered)")
         if row.is_scheduled != row.should_be:
             words = ("not in the schedule", "in the schedule")
             report.fault(f"{row.host}: {words[row.is_scheduled]}, should be {words[row.should_be]}")

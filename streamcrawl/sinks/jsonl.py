@@ -34,6 +34,10 @@ class SinkDiskFull(SinkError):
     """The disk refused a batch. The file is as it was before; the same batch may be tried again later."""
 
 
+class SinkBusy(SinkError):
+    """Another process has the file open for writing."""
+
+
 def check_writable(path: Path) -> None:
     """Raise ConfigError, in one line, when no output file can be written at `path`; nothing is created."""
     parent = path.absolute().parent
@@ -69,7 +73,8 @@ class JsonlFile:
             lock_wait_s: How long another writer may still hold it.
 
         Raises:
-            SinkError: another process writes to it, or it cannot be opened.
+            SinkBusy: another process writes to it.
+            SinkError: it cannot be opened.
         """
         self.path: Final = Path(path)
         self.offset = 0
@@ -92,8 +97,10 @@ class JsonlFile:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if time.monotonic() >= deadline:
-                    why = "is being written by another process: stop that one, or give another -o"
-                    raise self._error(why) from error
+                    raise SinkBusy(
+                        f"{self.path} is being written by another process: stop that one, or give another -o",
+                        stage="sink",
+                    ) from error
             except OSError as error:
                 raise self._error(f"cannot be locked: {error.strerror}") from error
             else:

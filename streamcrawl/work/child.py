@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
-from streamcrawl.errors import CrawlGone, StoreUnavailable, StreamcrawlError
+from streamcrawl.errors import CrawlGone, StoreError, StoreUnavailable, StreamcrawlError
 from streamcrawl.settings import Settings  # noqa: TC001 - msgspec reads the annotations of ChildSpec
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import Frontier
+from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.board import Board
 
@@ -65,6 +65,7 @@ class Child:
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
         self.grace_s = spec.settings.grace_ms / 1000
+        self.is_orphan = False
         self.on_lost: Callable[[str], None] = lambda entry_id: None
         self.client = connect(spec.redis_url)
         self.reader = connect(spec.redis_url, blocking=True)
@@ -80,6 +81,13 @@ class Child:
             self._events.write(msgspec.json.encode(fields).decode() + "\n")
             self._events.flush()
 
+    async def leave(self) -> None:
+        """Take our row out of `workers`; the supervisor does it for its children, so this is for an orphan."""
+        stream = sink_stream(self.spec.sink) if self.spec.sink else FETCH_STREAM
+        # A row that stays counts as a live worker, or writer, for up to three leases.
+        with contextlib.suppress(StoreError):
+            await self.frontier.beat([Beat(self.spec.consumer, stream, -1, "{}")], lease_ms=self.spec.settings.lease_ms)
+
     async def close(self) -> None:
         await self.reader.aclose()
         await self.client.aclose()
@@ -93,7 +101,8 @@ class Child:
                 self.stop.set()
                 if word == "now":
                     self.now.set()
-        if not self.stop.is_set():
+        self.is_orphan = not self.stop.is_set()
+        if self.is_orphan:
             self.grace_s = min(self.grace_s, self.spec.settings.lease_ms / 1000 / GRACE_AS_ORPHAN)
             self.stop.set()
 
@@ -122,6 +131,8 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         child.event(event="error", text=str(error))
         return EXIT_CONFIG
     finally:
+        if child.is_orphan:
+            await child.leave()
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
         transport.close()

@@ -46,11 +46,12 @@ UNAVAILABLE_MAX_S: Final = 600.0
 """A store that is away this long ends the run with exit code 5; what is in Redis stays there."""
 SETTLE_MAX_S: Final = 5.0
 DRAIN_LOOK_S: Final = 0.1
+STANDBY_LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One output: its name in Redis, and the absolute path of its file."""
+    """One output: its name in Redis, and the absolute path of its file ('': another machine has it and writes it)."""
 
     name: str
     path: str
@@ -163,7 +164,8 @@ class Supervisor:
             StoreError: the store refuses in a way that waiting does not mend.
         """
         for sink in self._sinks:
-            self._keep("sink", sink)
+            if sink.path:
+                self._keep("sink", sink)
         for _ in range(self._settings.processes):
             self._keep("fetch", None)
         loops = [
@@ -211,7 +213,7 @@ class Supervisor:
         self._closing.set()
         is_hard = self._word in ("GONE", "UNAVAILABLE") or self._error is not None
         await self._stop_role("fetch", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        if not is_hard and self._sinks:
+        if not is_hard:
             await self._drain_sinks(grace_s)
         await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         self._janitor.stop()
@@ -241,8 +243,9 @@ class Supervisor:
 
     async def _drain_sinks(self, within_s: float) -> None:
         deadline = monotonic_ms() + within_s * 1000
-        streams = [self._frontier.keys.sink_stream(sink.name) for sink in self._sinks]
-        while monotonic_ms() < deadline and not self._now.is_set():
+        # Only what is written here: where this supervisor stands by, another one has the time to write it.
+        streams = [self._frontier.keys.prefix + child.stream for child in self.children if child.role == "sink"]
+        while streams and monotonic_ms() < deadline and not self._now.is_set():
             try:
                 lengths = [await self._frontier.client.xlen(stream) for stream in streams]
             except Exception as error:
@@ -280,7 +283,15 @@ class Supervisor:
         restarts = 0
         try:
             while not self._closing.is_set():
-                child = await self._start(role, sink, restarts)
+                # A name is never used twice: what an earlier bearer still holds must not look like this one's.
+                consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+                if sink is not None and not await self._become_writer(sink, consumer):
+                    return
+                child = await self._start(role, consumer, sink, restarts)
+                if self._closing.is_set():
+                    # It was not there yet when its role was told to stop, and would run on until it is killed.
+                    child.is_told_to_stop = True
+                    child.say("stop")
                 await self._follow(child)
                 assert child.process is not None
                 code = await child.process.wait()
@@ -300,9 +311,34 @@ class Supervisor:
             self._error = self._error or error
             self._closing.set()
 
-    async def _start(self, role: str, sink: SinkSpec | None, restarts: int) -> ChildProcess:
-        # A name is never used twice: what an earlier bearer still holds must not look like this one's.
-        consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    async def _become_writer(self, sink: SinkSpec, consumer: str) -> bool:
+        """Wait until no live process writes the output, then enter `consumer` as its writer; False: closing first.
+
+        So a second crawl on the machine stands by: when the first dies or hangs, somebody goes on with the file.
+        """
+        lease_ms = self._settings.lease_ms
+        about = msgspec.json.encode({"pid": os.getpid(), "machine": socket.gethostname(), "role": "sink"}).decode()
+        is_told = False
+        while not self._closing.is_set():
+            try:
+                word, _, _ = await until_answered(
+                    lambda: self._frontier.sink_open(sink.name, consumer, lease_ms=lease_ms),
+                    self._patience,
+                    self._closing,
+                )
+                if word == "OK":
+                    # At once, not with the child's first beat: another one that stands by would take it for dead.
+                    await self._frontier.beat([Beat(consumer, sink_stream(sink.name), 0, about)], lease_ms=lease_ms)
+                    return True
+            except StoreUnavailable:
+                continue
+            if not is_told:
+                self._log(f"{sink.path} is written by another process of this crawl; this one stands by")
+                is_told = True
+            await sleep_or_stop(self._closing, STANDBY_LOOK_S)
+        return False
+
+    async def _start(self, role: str, consumer: str, sink: SinkSpec | None, restarts: int) -> ChildProcess:
         settings = self._settings
         stream = FETCH_STREAM if sink is None else sink_stream(sink.name)
         child = ChildProcess(role, consumer, stream, settings.concurrency if role == "fetch" else 0, sink, restarts)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,6 +29,7 @@ from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP, Keys
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from streamcrawl.ops.status import DeadLetter
@@ -46,7 +47,7 @@ _SINK: Final = "streamcrawl.sinks.child"
 async def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
     """Wait until `condition()` is true; `what` says in words what did not come."""
     deadline = time.monotonic() + within_s
-    while not condition():  # noqa: ASYNC110  (other processes bring it about)
+    while not condition():
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
         await asyncio.sleep(_POLL_S)
 
@@ -61,22 +62,28 @@ class CrawlProcess:
         seeds: Sequence[str],
         *,
         redis_url: str | None = None,
+        look_url: str | None = None,
+        output: Path | None = None,
         settings: Mapping[str, object],
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare a crawl; nothing runs yet.
 
         Args:
-            folder: Where it is run: its output is `out.jsonl` in it, its messages `<name>.log`.
+            folder: Where it is run, with its messages in `<name>.log`; made when missing.
             redis_url: None for an embedded server.
+            look_url: The same Redis as the tests reach it; None when that is by `redis_url` too.
+            output: None for `out.jsonl` in the folder.
             settings: By the names of the environment, without prefix and in lower case: `lease="2s"`.
         """
         self.name = name
         self.folder = folder
-        self.output = folder / "out.jsonl"
+        folder.mkdir(exist_ok=True)
+        self.output = output or folder / "out.jsonl"
         self.log_path = folder / f"{name}.log"
         self._seeds = tuple(seeds)
         self._redis_url = redis_url
+        self._look_url = look_url or redis_url
         given = {f"STREAMCRAWL_{field.upper()}": str(value) for field, value in settings.items()}
         # PYTHONPATH: handlers of the tests are found wherever the command runs.
         self._environment = {
@@ -178,8 +185,8 @@ class CrawlProcess:
             StoreUnavailable: the server that should run does not answer.
             ConfigError: there is no such crawl (yet).
         """
-        if self._redis_url is not None:
-            async with _looking_at(self._redis_url, self.name) as frontier:
+        if self._look_url is not None:
+            async with _looking_at(self._look_url, self.name) as frontier:
                 yield frontier
             return
         server = EmbeddedRedis(self.folder / ".streamcrawl" / self.name, memory_max_bytes=0)
@@ -301,7 +308,7 @@ def overlapping(requests: Sequence[LoggedRequest]) -> list[str]:
     found = []
     for url, visits in of_url.items():
         visits.sort(key=lambda visit: visit.start_ms)
-        if any(later.start_ms < earlier.end_ms for earlier, later in zip(visits, visits[1:], strict=False)):
+        if any(later.start_ms < earlier.end_ms for earlier, later in pairwise(visits)):
             found.append(url)
     return found
 

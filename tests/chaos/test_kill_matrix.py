@@ -9,7 +9,7 @@ import asyncio
 import random
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -92,7 +92,7 @@ async def pause_children(crawl: CrawlProcess, dice: random.Random) -> int:
 
 async def assert_only_the_dead_host_died(crawl: CrawlProcess, spec: SiteSpec) -> None:
     async with crawl.frontier() as frontier:
-        letters = await frontier.client.xrange(frontier.keys.dead)
+        letters: Any = await frontier.client.xrange(frontier.keys.dead)
     silent = {address(host) for host in spec.dead_hosts}
     innocent = [fields for _, fields in letters if address_of(fields[b"host"]) not in silent]
     assert innocent == []

@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import msgspec
@@ -134,7 +135,7 @@ class CrawlRun:
 async def crawling(
     redis_url: str, name: str, seeds: Sequence[str], *, output: Path | None = None, **values: Any
 ) -> AsyncIterator[CrawlRun]:
-    """Open the crawl or go on with it, offer the seeds, close it to more, and run it with `QUICK` and these settings."""
+    """Open the crawl or go on with it, offer the seeds, close it to more, and run it: `QUICK`, then these settings."""
     settings = make_settings(**QUICK | {"name": name} | values)
     client = connect(redis_url)
     sinks = [SinkSpec(OUTPUT, str(output))] if output is not None else []
@@ -221,7 +222,7 @@ def violations(requests: Iterable[LoggedRequest], *, cap: int, delay_ms: int) ->
         most = overlap_max(own)
         if most > cap:
             found.append(f"{host}: {most} requests at a time, the cap is {cap}")
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in pairwise(own):
             since = before.end_ms if cap == 1 else before.start_ms
             if after.start_ms - since < delay_ms:
                 found.append(f"{host}: {after.path} started {after.start_ms - since:.1f} ms after {before.path}")
@@ -262,9 +263,7 @@ class Talker:
         self._asked[path] += 1
         answer = self._answers.get(path)
         response = web.Response(status=404) if answer is None else await answer(count)
-        self.requests.append(
-            LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status)
-        )
+        self.requests.append(LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status))
         return response
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 
-from tests.integration.drive import by_host, crawling, kill_children, violations
+from tests.integration.drive import Talker, by_host, crawling, html, kill_children, plain, until, violations
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.redis_server import RedisServer
 
 HOSTS = 40
@@ -56,3 +63,132 @@ async def test_cap_3_holds_with_fewer_slots_than_tasks(redis_server: RedisServer
             await run.check()
             assert killed >= min(kills, 3)
             assert violations(site.requests(), cap=3, delay_ms=DELAY_MS) == []
+
+
+async def test_one_slow_host_does_not_slow_the_others(redis_server: RedisServer, crawl_name: str) -> None:
+    pages, slow = 5, 7
+    spec = SiteSpec(hosts=HOSTS, pages_per_host=pages, links=8, slow_hosts=(slow,), slow_ms=2000)
+    values = POLITE | {"processes": 2, "concurrency": 4, "obey_robots": False}
+    with SiteProcess(spec) as site:
+        async with crawling(redis_server.url, crawl_name, all_seeds(site), **values):
+            slow_host = f"127.0.0.{slow}"
+
+            def done(is_slow: bool) -> int:
+                return sum((request.host == slow_host) is is_slow for request in site.requests())
+
+            await until(lambda: done(is_slow=False) == pages * (HOSTS - 1), "the other hosts to be done")
+            # One slot of eight waits for the slow host: the 39 others, with five pages a delay apart, need less time
+            # than three of its pages.
+            assert done(is_slow=True) < 3
+
+
+# -- what a host asks for
+
+
+@pytest.mark.parametrize("cap", [1, 2])
+async def test_crawl_delay_holds_from_the_first_page_on(redis_server: RedisServer, crawl_name: str, cap: int) -> None:
+    answers = {
+        "/robots.txt": plain("User-agent: *\nCrawl-delay: 0.5\n"),
+        "/": html("/1", "/2"),
+        "/1": html(),
+        "/2": html(),
+    }
+    async with Talker(answers) as talker:
+        values = {"obey_robots": True, "delay_ms": 50, "host_concurrency": cap}
+        async with crawling(redis_server.url, crawl_name, [talker.origin], **values) as run:
+            assert await run.word() == "ENDED"
+        assert len(talker.requests) == 4
+        assert violations(talker.requests, cap=cap, delay_ms=500) == []
+
+
+async def test_crawl_delay_is_capped(redis_server: RedisServer, crawl_name: str) -> None:
+    answers = {"/robots.txt": plain("User-agent: *\nCrawl-delay: 86400\n"), "/": html("/1"), "/1": html()}
+    async with Talker(answers) as talker:
+        values = {"obey_robots": True, "crawl_delay_max_ms": 400}
+        async with crawling(redis_server.url, crawl_name, [talker.origin], **values) as run:
+            assert await run.word() == "ENDED"
+        assert len(talker.requests) == 3
+        assert violations(talker.requests, cap=1, delay_ms=400) == []
+
+
+async def test_longer_delay_of_a_second_run_holds_against_a_stored_crawl_delay(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    answers = {"/robots.txt": plain("User-agent: *\nCrawl-delay: 0.2\n"), "/": html("/1", "/2"), "/1": html("/3")}
+    async with Talker(answers) as talker:
+        async with crawling(redis_server.url, crawl_name, [talker.origin], obey_robots=True, pages_max=1) as run:
+            assert await run.word() == "LIMIT"
+        before = len(talker.requests)
+        async with crawling(redis_server.url, crawl_name, [], obey_robots=True, delay_ms=500) as run:
+            assert await run.word() == "ENDED"
+        assert violations(talker.requests[:before], cap=1, delay_ms=200) == []
+        assert len(talker.requests[before:]) == 3
+        assert violations(talker.requests[before:], cap=1, delay_ms=500) == []
+
+
+def in_seconds(seconds: int) -> str:
+    return str(seconds)
+
+
+def as_date(seconds: int) -> str:
+    # Whole seconds: at least `seconds` from now, at most one more.
+    return formatdate(math.ceil(time.time()) + seconds, usegmt=True)
+
+
+@pytest.mark.parametrize("written", [in_seconds, as_date])
+@pytest.mark.parametrize("status", [403, 429, 503])
+async def test_retry_after_blocks_the_whole_host(
+    redis_server: RedisServer, crawl_name: str, written: Callable[[int], str], status: int
+) -> None:
+    async def refuse_once(count: int) -> web.StreamResponse:
+        if count:
+            return web.Response(text="now")
+        return web.Response(status=status, headers={"Retry-After": written(1)})
+
+    answers = {"/": refuse_once, "/1": html(), "/2": html()}
+    async with Talker(answers) as talker:
+        seeds = [talker.origin + path for path in answers]
+        async with crawling(redis_server.url, crawl_name, seeds, host_concurrency=1) as run:
+            assert await run.word() == "ENDED"
+        refused, *others = talker.requests
+        assert (refused.path, refused.status) == ("/", status)
+        assert len(others) == (2 if status == 403 else 3)
+        assert min(request.start_ms for request in others) - refused.end_ms >= 1000
+
+
+async def test_retry_after_is_capped(redis_server: RedisServer, crawl_name: str) -> None:
+    answers = {"/": html(status=403, Retry_After="86400"), "/1": html()}
+    async with Talker(answers) as talker:
+        seeds = [talker.origin + path for path in answers]
+        async with crawling(redis_server.url, crawl_name, seeds, retry_after_max_ms=500) as run:
+            assert await run.word() == "ENDED"
+        assert [request.path for request in talker.requests] == ["/", "/1"]
+        assert violations(talker.requests, cap=1, delay_ms=500) == []
+
+
+async def test_retry_after_of_robots_txt_is_obeyed(redis_server: RedisServer, crawl_name: str) -> None:
+    async def refuse_once(count: int) -> web.StreamResponse:
+        if count:
+            return web.Response(text="")
+        return web.Response(status=503, headers={"Retry-After": "1"})
+
+    async with Talker({"/robots.txt": refuse_once, "/": html()}) as talker:
+        async with crawling(redis_server.url, crawl_name, [talker.origin], obey_robots=True) as run:
+            assert await run.word() == "ENDED"
+        assert [request.path for request in talker.requests] == ["/robots.txt", "/robots.txt", "/"]
+        assert talker.requests[1].start_ms - talker.requests[0].end_ms >= 1000
+
+
+async def test_hop_of_a_redirect_waits_for_a_block_of_its_host(redis_server: RedisServer, crawl_name: str) -> None:
+    async def redirect(_: int) -> web.StreamResponse:
+        await asyncio.sleep(0.3)  # so long that the refusal is committed first
+        return web.Response(status=302, headers={"Location": "/target"})
+
+    answers = {"/": redirect, "/refused": html(status=403, Retry_After="4"), "/target": html()}
+    async with Talker(answers) as talker:
+        seeds = [talker.origin + path for path in ("/", "/refused")]
+        async with crawling(redis_server.url, crawl_name, seeds, host_concurrency=2, delay_ms=50) as run:
+            assert await run.word() == "ENDED"
+        refused = next(request for request in talker.requests if request.path == "/refused")
+        target = next(request for request in talker.requests if request.path == "/target")
+        assert target.start_ms - refused.end_ms >= 4000

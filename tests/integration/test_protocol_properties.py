@@ -272,7 +272,9 @@ JUNK: Final = st.one_of(
     st.integers(-(2**63), 2**64 - 1),
     st.floats(),
     st.text(max_size=30),
-    st.sampled_from(["", "0-0", "99999999999999999999-1", "18446744073709551615-18446744073709551615", "page", "robots", "0"]),
+    st.sampled_from(
+        ["", "0-0", "99999999999999999999-1", "18446744073709551615-18446744073709551615", "page", "robots", "0"]
+    ),
     st.lists(st.integers() | st.text(max_size=5), max_size=12).map(lambda values: [str(value) for value in values]),
     st.dictionaries(st.text(max_size=3) | st.integers(-2, 12), st.text(max_size=3), max_size=4),
 )
@@ -283,7 +285,9 @@ JUNK: Final = st.one_of(
     outcome=st.sampled_from(Outcome),
     path=st.tuples(st.integers(0, 9), st.none() | st.integers(0, 9)),
     junk=JUNK,
-    raw=st.none() | st.binary(max_size=40) | st.sampled_from([b"\x91" * 5000, b"\xdf\xff\xff\xff\xff", b"\xc4\x01a", b""]),
+    raw=st.none()
+    | st.binary(max_size=40)
+    | st.sampled_from([b"\x91" * 5000, b"\xdf\xff\xff\xff\xff", b"\xc4\x01a", b""]),
 )
 @settings(
     max_examples=150,
@@ -296,7 +300,9 @@ async def test_a_broken_commit_changes_nothing_and_harms_no_neighbour(
 ) -> None:
     lab = await Lab.opened(store_client, sinks=["out"], **fast(f"fuzz-{uuid4().hex[:12]}"))
     await lab.offer(*(f"http://{host}.test/" for host in ("before", "broken", "after")))
-    before, broken, after = sorted(await lab.take(), key=lambda held: ["before", "broken", "after"].index(held.host[7:-5]))
+    before, broken, after = sorted(
+        await lab.take(), key=lambda held: ["before", "broken", "after"].index(held.host[7:-5])
+    )
     commit = lab.commit_of(broken, outcome, links=links("http://new.test/"), items=("out", "{}"))
     element: Any = msgspec.msgpack.decode(commit.pack())
     first, second = path

@@ -159,9 +159,7 @@ async def test_what_is_in_flight_or_delayed_at_a_given_up_host_follows_too(open_
     assert await give_up(lab) == (2, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("reason", "given_up"), [("robots", "robots_unreachable"), ("connect", "host_unreachable")]
-)
+@pytest.mark.parametrize(("reason", "given_up"), [("robots", "robots_unreachable"), ("connect", "host_unreachable")])
 async def test_the_reason_tells_robots_from_a_host(open_lab: OpenLab, reason: str, given_up: str) -> None:
     lab = await open_lab(obey_robots=True)
     await lab.offer(*urls("a.test", 2))

@@ -241,7 +241,9 @@ async def test_names_of_dead_workers_do_not_pile_up(open_lab: OpenLab) -> None:
     assert await lab.end(held[0]) == "DONE"
 
 
-async def test_a_reader_whose_name_was_removed_still_gets_its_entries(open_lab: OpenLab, store_server: RedisServer) -> None:
+async def test_a_reader_whose_name_was_removed_still_gets_its_entries(
+    open_lab: OpenLab, store_server: RedisServer
+) -> None:
     """A worker that waits in a blocking read may look dead: what it is then given must be pending under its name."""
     lab = await open_lab()
     blocking = connect(store_server.url, blocking=True, timeout_ms=20_000)

@@ -164,7 +164,7 @@ async def test_dispatch_stops_above_the_high_mark_until_under_the_low_one(open_l
     await sink.open()
     await lab.offer(*(f"http://h{n}.test/" for n in range(200)))
     held: list[Held] = []
-    while (one := await lab.take()):
+    while one := await lab.take():
         held += one
 
     async def flag() -> bytes | None:

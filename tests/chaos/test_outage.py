@@ -1,0 +1,83 @@
+"""Redis is paused, killed and started again in the middle of a crawl: an outage is nobody's crash (invariant 8)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.errors import ExitCode
+from tests.chaos.crawl_process import (
+    IS_FULL,
+    AuditWatch,
+    CrawlProcess,
+    assert_complete,
+    overlapping,
+    repeated,
+    until,
+)
+from tests.redis_server import DURABLE, RedisServer
+from tests.site.server import SiteProcess, SiteSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.chaos
+
+LEASE_S = 3.0 if IS_FULL else 1.0
+# Some shorter than the 4 s after which a client takes its connection for dead, some longer: both have to work.
+OUTAGES_S = (1.2 * LEASE_S, 6.0, 2 * LEASE_S, 9.0, 1.2 * LEASE_S) if IS_FULL else (1.5, 5.0, 1.2, 5.0, 1.5)
+PAGES_BETWEEN = 40
+"""Fetched between two outages, so that each one meets a crawl at work."""
+END_S = 300 if IS_FULL else 90
+
+
+def crawl_settings() -> dict[str, object]:
+    return {"processes": 2, "lease": f"{LEASE_S}s", "delay": "200ms", "retry_base": "200ms"}
+
+
+async def fetched_more(site: SiteProcess, crawl: CrawlProcess, count: int) -> None:
+    before = len(site.requests())
+    await until(lambda: len(site.requests()) >= before + count, f"{count} more fetches:\n{crawl.log}")
+
+
+async def test_paused_redis_counts_as_nobodys_crash(tmp_path: Path, crawl_name: str) -> None:
+    spec = SiteSpec(hosts=8, pages_per_host=50, links=12, latency_ms=50)
+    with (
+        RedisServer() as redis,
+        SiteProcess(spec) as site,
+        CrawlProcess(crawl_name, tmp_path, [site.seed_url], redis_url=redis.url, settings=crawl_settings()) as crawl,
+    ):
+        crawl.start()
+        for seconds in OUTAGES_S:
+            await fetched_more(site, crawl, PAGES_BETWEEN)
+            redis.sigstop()
+            await asyncio.sleep(seconds)
+            redis.sigcont()
+        assert crawl.is_running, crawl.log
+        assert await crawl.wait(END_S) == ExitCode.DONE, crawl.log
+        totals = await crawl.totals()
+        assert {name: count for name, count in totals.items() if "crashed" in name or "lease_lost" in name} == {}
+        assert totals.get("reclaimed", 0) == 0
+        assert overlapping(site.requests()) == []
+        assert repeated(site.requests()) == {}
+        await assert_complete(crawl, site)
+
+
+async def test_killed_redis_comes_back_with_everything(tmp_path: Path, crawl_name: str) -> None:
+    spec = SiteSpec(hosts=8, pages_per_host=100 if IS_FULL else 40, links=12, latency_ms=20)
+    with (
+        RedisServer(options=DURABLE | {"appendfsync": "always"}) as redis,
+        SiteProcess(spec) as site,
+        CrawlProcess(crawl_name, tmp_path, [site.seed_url], redis_url=redis.url, settings=crawl_settings()) as crawl,
+    ):
+        crawl.start()
+        async with AuditWatch(crawl) as watch:
+            await fetched_more(site, crawl, PAGES_BETWEEN)
+            redis.kill9()
+            redis.start()
+            assert await crawl.wait(END_S) == ExitCode.DONE, crawl.log
+        watch.assert_sound()
+        assert overlapping(site.requests()) == []
+        await assert_complete(crawl, site)

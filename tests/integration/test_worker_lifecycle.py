@@ -1,0 +1,183 @@
+"""What a worker costs while it waits, how soon a crawl is over, and what is left of a worker that is ended or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import psutil
+import pytest
+
+from streamcrawl.store.connection import connect
+from streamcrawl.work.board import monotonic_ms
+from tests.integration.drive import CrawlRun, Talker, by_host, crawling, html, until, violations
+from tests.redis_server import RedisServer
+from tests.site.server import SiteProcess, SiteSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS_PER_S_MAX: Final = 5
+WATCH_S: Final = 5.0
+
+
+# -- idle
+
+
+async def commands_per_s(redis_url: str, run: CrawlRun) -> dict[int, float]:
+    """Return how many commands each process of the crawl sends, by pid; those that scripts call do not count."""
+    client = connect(redis_url)
+    seen: Counter[int] = Counter()
+    async with client.monitor() as monitor:
+        deadline = time.monotonic() + WATCH_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                command = await asyncio.wait_for(monitor.next_command(), left_s)
+            except TimeoutError:
+                break
+            if command["client_type"] != "lua":
+                seen[int(command["client_port"])] += 1
+    pids = [os.getpid(), *(child.pid for child in run.supervisor.children)]
+    owner = {
+        connection.laddr.port: pid
+        for pid in pids
+        for connection in psutil.Process(pid).net_connections()
+        if connection.laddr
+    }
+    await client.aclose()
+    found: Counter[int] = Counter()
+    for port, count in seen.items():
+        found[owner[port]] += count
+    return {pid: found[pid] / WATCH_S for pid in pids}
+
+
+async def assert_idle(server: RedisServer, run: CrawlRun) -> None:
+    rates = await commands_per_s(server.url, run)
+    print(f"commands per second: supervisor {rates[os.getpid()]}, workers {[rates[c.pid] for c in run.workers()]}")
+    assert all(0 < rate <= COMMANDS_PER_S_MAX for rate in rates.values()), rates
+
+
+async def test_worker_of_a_paused_crawl_sends_few_commands(crawl_name: str) -> None:
+    with RedisServer() as server, SiteProcess(SiteSpec(pages_per_host=1000)) as site:
+        async with crawling(server.url, crawl_name, [site.seed_url], processes=2, delay_ms=50) as run:
+            await run.all_ready()
+            await run.frontier.control(paused=1)
+            await until(lambda: not any(child.busy for child in run.workers()), "the slots to be empty")
+            await assert_idle(server, run)
+            assert run.is_running
+
+
+async def test_worker_that_waits_for_a_far_off_host_sends_few_commands(crawl_name: str) -> None:
+    answers = {"/": html("/1", status=403, Retry_After="3600"), "/1": html()}
+    async with Talker(answers) as talker:
+        with RedisServer() as server:
+            async with crawling(server.url, crawl_name, [talker.origin], processes=2) as run:
+                await run.all_ready()
+                await until(lambda: len(talker.requests) == 1, "the refusal")
+                await until(lambda: not any(child.busy for child in run.workers()), "the slots to be empty")
+                await assert_idle(server, run)
+                assert run.is_running
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+async def test_crawl_returns_within_two_seconds_of_its_last_page(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path, processes: int
+) -> None:
+    with SiteProcess(SiteSpec(hosts=3, pages_per_host=50)) as site:
+        async with crawling(
+            redis_server.url, crawl_name, [site.seed_url], output=tmp_path / "pages.jsonl", processes=processes
+        ) as run:
+            await run.all_ready()
+            assert await run.word() == "ENDED"
+            last_ms = max(request.end_ms for request in site.requests())
+            print(f"returned {run.returned_ms - last_ms:.0f} ms after the last page")
+            assert run.returned_ms - last_ms < 2000
+
+
+# -- ended and killed workers
+
+
+async def test_worker_that_gets_sigterm_finishes_what_it_has(redis_server: RedisServer, crawl_name: str) -> None:
+    spec = SiteSpec(hosts=12, pages_per_host=8, links=6, latency_ms=300)
+    with SiteProcess(spec) as site:
+        seeds = [site.url(host, "/p/0") for host in range(1, 13)]
+        async with crawling(redis_server.url, crawl_name, seeds, processes=2, concurrency=8) as run:
+            await run.all_ready()
+            for _ in range(3):
+                await until(lambda: any(child.busy >= 2 for child in run.workers()), "a busy worker")
+                child = max(run.workers(), key=lambda child: child.busy)
+                told_ms = monotonic_ms()
+                os.kill(child.pid, signal.SIGTERM)
+                await asyncio.wait_for(asyncio.shield(child.settled), 10)
+                assert monotonic_ms() - told_ms < 5000, "the grace period"
+                assert child.process is not None
+                assert child.process.returncode == 0
+                await run.all_ready()
+            assert await run.word() == "ENDED"
+            await run.check()
+            totals = await run.totals()
+            assert totals["page.done"] == 12 * 8
+            assert "page.crashed" not in totals
+        asked = Counter((request.host, request.path) for request in site.requests())
+        assert set(asked.values()) == {1}
+        assert {request.status for request in site.requests()} == {200}
+
+
+async def test_worker_whose_grace_runs_out_hands_its_fetches_back(redis_server: RedisServer, crawl_name: str) -> None:
+    spec = SiteSpec(hosts=4, pages_per_host=3, links=4, latency_ms=1500)
+    with SiteProcess(spec) as site:
+        seeds = [site.url(host, "/p/0") for host in range(1, 5)]
+        values = {"processes": 2, "concurrency": 4, "grace_ms": 100, "delay_ms": 300}
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            await run.all_ready()
+            await until(lambda: any(child.busy >= 1 for child in run.workers()), "a busy worker")
+            # Until it has asked: a fetch that is broken off is what this is about.
+            child = max(run.workers(), key=lambda child: child.busy)
+            await until(lambda: any(held.begun_ms for held in child.board.held()), "a fetch")
+            told_ms = monotonic_ms()
+            os.kill(child.pid, signal.SIGTERM)
+            await asyncio.wait_for(asyncio.shield(child.settled), 10)
+            assert monotonic_ms() - told_ms < 1400, "it did not wait for its fetches"
+            assert await run.word() == "ENDED"
+            await run.check()
+            totals = await run.totals()
+            assert totals["page.done"] == 12
+            assert "page.crashed" not in totals
+        broken_off = [request for request in site.requests() if request.status == 0]
+        assert broken_off
+        assert len(site.requests()) == 12 + len(broken_off)
+        assert violations(site.requests(), cap=1, delay_ms=300) == []
+
+
+async def test_tasks_of_a_killed_worker_run_again_within_a_second(redis_server: RedisServer, crawl_name: str) -> None:
+    spec = SiteSpec(hosts=12, pages_per_host=1, latency_ms=3000)
+    with SiteProcess(spec) as site:
+        seeds = [site.url(host, "/p/0") for host in range(1, 13)]
+        async with crawling(redis_server.url, crawl_name, seeds, processes=2, concurrency=12) as run:
+            await until(lambda: sum(child.busy for child in run.workers()) == 12, "all pages to be under way")
+            await run.all_ready()
+            child = max(run.workers(), key=lambda child: child.busy)
+            await until(lambda: all(held.begun_ms for held in child.board.held()), "its fetches")
+            held = child.busy
+            child.kill()
+            assert await run.word() == "ENDED"
+            await run.check()
+            totals = await run.totals()
+            assert totals["page.crashed"] == held
+            assert totals["page.done"] == 12
+        waits_ms = []
+        for own in by_host(site.requests()).values():
+            broken_off, *again = own
+            if broken_off.status == 0:
+                waits_ms.append(again[0].start_ms - broken_off.end_ms)
+                assert len(again) == 1
+        print(f"running again after {max(waits_ms):.0f} ms at most")
+        assert 1 <= len(waits_ms) <= held
+        assert max(waits_ms) < 1000

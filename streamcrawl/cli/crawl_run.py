@@ -188,6 +188,11 @@ class _Crawl:
                     **(stored.settings | from_environment(os.environ) | options.settings | {"name": self._name})
                 )
                 await _set_memory(store, settings)
+        if not store.memory_max_bytes and settings.memory_max_bytes is None:
+            raise ConfigError(
+                "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
+                "(--memory-max 2GB, or redis-cli CONFIG SET maxmemory 2gb)"
+            )
         sinks = self._sinks(stored, is_new=is_new)
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)

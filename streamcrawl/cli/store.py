@@ -36,6 +36,8 @@ class Store(NamedTuple):
     client: Redis
     embedded: EmbeddedRedis | None
     """The server, when this process runs it."""
+    memory_max_bytes: int
+    """Limit of the server itself; 0 when it has none, or it is only looked at."""
 
 
 @asynccontextmanager
@@ -46,21 +48,16 @@ async def crawl_store(
 
     Args:
         redis_url: None for an embedded server.
-        memory_max_bytes: --memory-max; None when it was not given.
+        memory_max_bytes: Limit of an embedded server; None for the default. One of `--redis` has its own.
         is_fresh: Data that Redis cannot read may be deleted, because the crawl is to begin afresh.
 
     Raises:
-        ConfigError: the folder is in use by another crawl, or memory is bounded by nothing.
+        ConfigError: the folder is in use by another crawl.
         StoreError: no server, or one that is not fit.
     """
     if redis_url is not None:
         async with _client(redis_url) as client:
-            if not (await check_server(client)).maxmemory and memory_max_bytes is None:
-                raise ConfigError(
-                    "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
-                    "(--memory-max 2GB, or redis-cli CONFIG SET maxmemory 2gb)"
-                )
-            yield Store(redis_url, client, None)
+            yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
         return
     folder = FOLDER / name
     server = _embedded(folder, memory_max_bytes or MEMORY_DEFAULT_BYTES, log)
@@ -74,8 +71,7 @@ async def crawl_store(
         await server.start()
     try:
         async with _client(server.url) as client:
-            await check_server(client)
-            yield Store(server.url, client, server)
+            yield Store(server.url, client, server, (await check_server(client)).maxmemory)
     finally:
         await server.stop()
 
@@ -90,8 +86,7 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
     """
     if redis_url is not None:
         async with _client(redis_url) as client:
-            await check_server(client)
-            yield Store(redis_url, client, None)
+            yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
         return
     folder = FOLDER / check_name(name)
     if not (folder / _DATA).is_dir():
@@ -108,10 +103,10 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
         except StoreUnavailable:
             pass
         else:
-            yield Store(server.url, client, None)
+            yield Store(server.url, client, None, 0)
             return
     async with server, _client(server.url) as client:
-        yield Store(server.url, client, server)
+        yield Store(server.url, client, server, 0)
 
 
 def embedded_names() -> list[str]:

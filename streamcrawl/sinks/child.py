@@ -76,7 +76,6 @@ async def _watch_owner(child: Child) -> None:
         except StoreError:
             continue  # the loop meets the same error, and knows what it means
         if owner is not None and owner.decode() != child.spec.consumer:
-            child.log(f"sink {child.spec.sink}: another writer took over; this one ends")
             child.stop.set()
 
 

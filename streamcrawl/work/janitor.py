@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PACE_S: Final = 2.0
 MEMORY_MARK: Final = 0.8
 """Share of the memory limit above which nothing new is dispatched: what is in flight still brings its links."""
+MEMORY_PACE_MIN_S: Final = 0.05
+"""Near the mark: commits go on dispatching until somebody has seen it, some MB a second in a wide crawl."""
 BURY_PER_CALL: Final = 500
 
 
@@ -33,6 +35,9 @@ class JanitorLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("janitor", log)
+        self._is_full = False
+        self._used, self._used_at = 0, 0.0
+        """Memory of the server when it was last looked at, and when that was (loop time, 0 before the first look)."""
         # Hosts are given up within a tenth of the shorter limit, so that short limits mean what they say.
         shortest_ms = min(settings.host_give_up_ms, settings.host_give_up_idle_ms)
         self._give_up_pace_s = min(PACE_S, max(0.1, shortest_ms / 10_000))
@@ -41,15 +46,15 @@ class JanitorLoop:
         self._stop.set()
 
     async def run(self) -> None:
-        is_full = False
         loop = asyncio.get_running_loop()
-        memory_at = 0.0
+        hosts_at = memory_at = loop.time()
         while not self._stop.is_set():
-            await self._give_up_hosts()
+            if loop.time() >= hosts_at:
+                await self._give_up_hosts()
+                hosts_at = loop.time() + self._give_up_pace_s
             if loop.time() >= memory_at:
-                memory_at = loop.time() + PACE_S / 2
-                is_full = await self._watch_memory(is_full)
-            await sleep_or_stop(self._stop, self._give_up_pace_s)
+                memory_at = loop.time() + await self._watch_memory()
+            await sleep_or_stop(self._stop, min(hosts_at, memory_at) - loop.time())
 
     async def _give_up_hosts(self) -> None:
         settings = self._settings
@@ -67,14 +72,28 @@ class JanitorLoop:
             if not left or not buried:
                 return
 
-    async def _watch_memory(self, is_full: bool) -> bool:
+    async def _watch_memory(self) -> float:
+        """Stop the crawl at the mark; return when to look again, s."""
         used, maxmemory = await until_answered(lambda: memory_usage(self._frontier.client), self._patience, self._stop)
         limit = maxmemory or self._settings.memory_max_bytes or 0
-        if limit and used > MEMORY_MARK * limit and not is_full:
+        mark = MEMORY_MARK * limit
+        if limit and used > mark and not self._is_full:
+            self._is_full = True
             self._log(
                 f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new is "
                 "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
             )
             await until_answered(lambda: self._frontier.control(stopped="MEMORY_FULL"), self._patience, self._stop)
-            return True
-        return is_full
+        now = asyncio.get_running_loop().time()
+        look_s = (
+            PACE_S if not limit or self._is_full else next_look_s(mark - used, used - self._used, now - self._used_at)
+        )
+        self._used, self._used_at = used, now
+        return look_s
+
+
+def next_look_s(room: float, growth: float, took_s: float) -> float:
+    """Return when to look at the memory again: well before `room` bytes are used up, grown as in the last `took_s`."""
+    if growth <= 0 or took_s <= 0:
+        return PACE_S
+    return min(PACE_S, max(MEMORY_PACE_MIN_S, room / growth * took_s / 4))

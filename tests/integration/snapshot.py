@@ -13,19 +13,19 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import pytest
+
 from streamcrawl.rules.task import CrawlTask, Kind, Level, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import make_settings
-from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Commit, Committed, Frontier, Links, open_crawl
-from streamcrawl.store.keys import FETCH, GROUP, Keys
+from streamcrawl.store.keys import FETCH, GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from redis.asyncio import Redis
 
-    from tests.redis_server import RedisServer
 
 FETCH_STREAM: Final = f"stream:{FETCH}"
 CLOCKS: Final = ("clock_ms", "wall_ms")
@@ -33,12 +33,15 @@ CLOCKS: Final = ("clock_ms", "wall_ms")
 
 State = dict[str, Any]
 """Key without its prefix -> a hash or zset as dict, a list, a set as sorted list, a string, or a stream as
-{entries: [fields], pending: [[consumer, fields]], consumers: [name]}. Entry ids, which no test can know, are left out."""
+{entries: [fields], pending: [[consumer, fields]], consumers: [name]}.
+
+Entry ids, which no test can know, are left out."""
 
 
 async def snapshot(frontier: Frontier) -> State:
     """Return everything that the crawl's shard has in Redis, but for the clock's two fields."""
-    client, keys = frontier.client, frontier.keys
+    client: Any = frontier.client
+    keys = frontier.keys
     names = sorted([key.decode() async for key in client.scan_iter(match=keys.pattern, count=10_000)])
     async with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -73,7 +76,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-async def _stream(client: Redis, name: str, raw: list[Any]) -> dict[str, Any]:
+async def _stream(client: Any, name: str, raw: list[Any]) -> dict[str, Any]:
     entries = {entry_id: {_read(field): _read(value) for field, value in fields.items()} for entry_id, fields in raw}
     if not await client.xinfo_groups(name):
         return {"entries": list(entries.values())}
@@ -236,7 +239,8 @@ def _faults(state: State) -> list[str]:
 
 async def assert_known_keys(frontier: Frontier) -> None:
     """Check that keys.py knows every key and its type, and that those it does not call permanent have a TTL."""
-    client, keys = frontier.client, frontier.keys
+    client: Any = frontier.client
+    keys = frontier.keys
     async for raw in client.scan_iter(match=keys.pattern, count=10_000):
         name = raw.decode()
         kind = keys.describe(name)
@@ -288,7 +292,8 @@ class Lab:
 
     def __init__(self, frontier: Frontier) -> None:
         self.frontier = frontier
-        self.client = frontier.client
+        self.client: Any = frontier.client
+        """Any: the types of redis-py leave bytes, str and None open in every answer."""
         self.keys = frontier.keys
 
     @classmethod
@@ -399,32 +404,14 @@ def again(task: CrawlTask) -> CrawlTask:
     return CrawlTask(**fields | {"attempt": task.attempt + 1})
 
 
+def near(ms: int, off_ms: int = 2000) -> Any:
+    """Return what equals every number near `ms`: time goes on while a test runs."""
+    return pytest.approx(ms, abs=off_ms)
+
+
 async def wait_until(is_true: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 20) -> None:
     """Wait for a condition of the store; fail with `what` when it does not come."""
     deadline = time.monotonic() + timeout_s
     while not await is_true():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
         await asyncio.sleep(0.01)
-
-
-def client_of(server: RedisServer) -> Redis:
-    return connect(server.url)
-
-
-__all__ = [
-    "FETCH_STREAM",
-    "Held",
-    "Keys",
-    "Lab",
-    "again",
-    "assert_accounts",
-    "assert_known_keys",
-    "changes",
-    "client_of",
-    "fast",
-    "links",
-    "page",
-    "snapshot",
-    "urls",
-    "wait_until",
-]

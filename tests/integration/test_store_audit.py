@@ -81,7 +81,7 @@ async def test_a_removed_stream_entry_is_named(mixed: Lab) -> None:
 async def test_a_changed_in_flight_is_named_and_mended(mixed: Lab) -> None:
     await mixed.client.hincrby(mixed.keys.host(A), "in_flight", -1)
     assert (await rows_of(mixed, A))[A] == (4, 4, 1, 2, 0, 1)
-    with pytest.raises(AssertionError, match="in_flight of http://a.test: counted 1, found 2"):
+    with pytest.raises(AssertionError, match=r"in_flight of http://a.test: counted 1, found 2"):
         await assert_accounts(mixed.frontier)
     assert await mixed.frontier.reconcile() == 1
     assert (await rows_of(mixed, A))[A] == (4, 4, 2, 2, 0, 0)

@@ -28,7 +28,10 @@ TAIL: Final = "with/a/path/as/long/as/those/of/real/pages.html?and=query"
 
 @pytest.fixture
 async def slowlog(store_client: Redis, crawl_name: str) -> AsyncIterator[Lab]:
-    """A crawl on a server that logs every call, and knows all scripts: the first call of one would not be logged by name."""
+    """A crawl on a server that logs every call.
+
+    It knows all scripts already: the first call of one it does not know would be logged without its name.
+    """
     for name in script_names():
         await store_client.script_load(source(name))
     await store_client.config_set("slowlog-log-slower-than", 0)

@@ -7,11 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pytest import approx
 
 from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.store.frontier import Dispatched
-from tests.integration.snapshot import FETCH_STREAM, Held, Lab, links, urls
+from tests.integration.snapshot import FETCH_STREAM, Held, Lab, links, near, urls
 
 if TYPE_CHECKING:
     from tests.integration.conftest import OpenLab
@@ -60,7 +59,7 @@ async def test_the_delay_counts_from_the_end_of_the_fetch(open_lab: OpenLab) -> 
     await lab.let_pass(40_000)
     assert await dispatch(lab) == Dispatched(0, -1, "IDLE")
     ended = await lab.commit(lab.commit_of(held, since_end_ms=10_000), limit=10)
-    assert ended.dispatched == Dispatched(0, approx(50_000, abs=2000), "OK")
+    assert ended.dispatched == Dispatched(0, near(50_000), "OK")
     await lab.let_pass(ended.dispatched.next_ms - 2000)
     assert (await dispatch(lab)).moved == 0
     await lab.let_pass(2000)
@@ -83,7 +82,7 @@ async def test_a_retry_after_leaves_the_host_alone(open_lab: OpenLab) -> None:
     one, two = await lab.take()
     await lab.end(one, Outcome.RETRY, block_ms=90_000)
     await lab.end(two)
-    assert (await dispatch(lab)).next_ms == approx(90_000, abs=2000)
+    assert (await dispatch(lab)).next_ms == near(90_000)
     await lab.let_pass(90_000)
     assert (await dispatch(lab)).moved == 2
 
@@ -93,11 +92,11 @@ async def test_a_longer_delay_from_robots_wins(open_lab: OpenLab) -> None:
     await lab.offer(*urls("a.test", 3))
     [robots] = await lab.take()
     await lab.end(robots, detail=("{}", 10**9, 30_000))
-    assert (await dispatch(lab)).next_ms == approx(30_000, abs=2000)
+    assert (await dispatch(lab)).next_ms == near(30_000)
     await lab.let_pass(31_000)
     [held] = await lab.take()
     await lab.end(held)
-    assert (await dispatch(lab)).next_ms == approx(30_000, abs=2000)
+    assert (await dispatch(lab)).next_ms == near(30_000)
 
 
 async def test_an_unanswering_host_backs_off_twice_as_long_each_time(open_lab: OpenLab) -> None:
@@ -119,8 +118,8 @@ async def test_an_unanswering_host_backs_off_twice_as_long_each_time(open_lab: O
     assert await lab.host(A) == {
         "queued": 2,
         "pages": 1,
-        "due": approx(await lab.now(), abs=2000),
-        "blocked_until": approx(await lab.now(), abs=2000),
+        "due": near(await lab.now()),
+        "blocked_until": near(await lab.now()),
     }
     assert "failing" not in await lab.snapshot()
 
@@ -269,7 +268,7 @@ async def test_one_robots_task_opens_the_gate_for_all_pages(open_lab: OpenLab) -
     assert held[0].task.path == "/robots.txt"
     await lab.end(held[0], detail=('{"rules":1}', 5_000, 0))
     assert await lab.frontier.robots(held[0].host) == b'{"rules":1}'
-    assert await lab.client.pttl(lab.keys.robots(held[0].host)) == approx(3_605_000, abs=5000)
+    assert await lab.client.pttl(lab.keys.robots(held[0].host)) == near(3_605_000, 5000)
     pages = await lab.take()
     assert [one.host for one in pages] == [held[0].host] * 4
     assert await lab.frontier.robots(held[1].host) is None
@@ -399,8 +398,8 @@ async def test_a_clock_that_jumps_lets_no_delay_pass(open_lab: OpenLab, jump_ms:
     before = await lab.now()
     await lab.client.hincrby(lab.keys.state, "wall_ms", -jump_ms)
 
-    assert (await dispatch(lab)).next_ms == approx(60_000, abs=2000)
-    assert await lab.frontier.due() == (0, approx(60_000, abs=2000))
+    assert (await dispatch(lab)).next_ms == near(60_000)
+    assert await lab.frontier.due() == (0, near(60_000))
     assert await lab.frontier.give_up(after_ms=3_000_000, idle_ms=3_000_000) == (0, 0, 0)
     assert before <= await lab.now() <= before + 2000
     await lab.let_pass(61_000)
@@ -417,4 +416,4 @@ async def test_crawl_time_goes_on_and_never_back(open_lab: OpenLab) -> None:
         seen.append(await lab.now())
     assert seen == sorted(seen)
     # Only the step of 4 s is one that may have been time.
-    assert seen[-1] - seen[0] == approx(4000, abs=1500)
+    assert seen[-1] - seen[0] == near(4000, 1500)

@@ -34,7 +34,7 @@ class Sink:
 
     async def read(self, count: int = 100_000) -> list[bytes]:
         stream = self.lab.keys.sink_stream("out")
-        answer = await self.lab.client.xreadgroup(GROUP, self.consumer, {stream: ">"}, count=count)
+        answer: Any = await self.lab.client.xreadgroup(GROUP, self.consumer, {stream: ">"}, count=count)
         rows = answer[0][1] if answer else []
         self.read_ids += [entry_id.decode() for entry_id, _ in rows]
         return [fields[b"item"] for _, fields in rows]

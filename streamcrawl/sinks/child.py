@@ -1,17 +1,19 @@
-"""The sink role of a worker child: one output file. The supervisor starts it as a module."""
+"""The sink role of a worker child: one output file."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import StoreError
 from streamcrawl.sinks.jsonl import JsonlFile, SinkBusy
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.work.child import Child, main
 from streamcrawl.work.loops import sleep_or_stop
+
+if TYPE_CHECKING:
+    from streamcrawl.work.child import Child
 
 LOCK_LOOK_S: Final = 0.1
 LOCK_WAIT_LEASES: Final = 4
@@ -77,7 +79,3 @@ async def _watch_owner(child: Child) -> None:
             continue  # the loop meets the same error, and knows what it means
         if owner is not None and owner.decode() != child.spec.consumer:
             child.stop.set()
-
-
-if __name__ == "__main__":
-    main(run_sink)

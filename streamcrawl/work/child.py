@@ -1,10 +1,10 @@
 """A worker child: the process around the loops of one role, and its line to the supervisor.
 
-The supervisor starts the module of a role with two arguments, the board's descriptor and capacity. Standard input is
-the control line: first the spec (JSON), then words, one a line: `stop` (hand back what has not begun, finish the rest
-within the grace period), `now` (hand everything back), `lost <id>` (the entry is no longer ours). Its end means that
-the supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output
-as JSON lines; whatever a handler prints goes to standard error.
+The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
+`stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
+`lost <id>` (the entry is no longer ours). Its end means that the supervisor is dead: nobody beats for us any more, so
+the child stops too. Events go to the original standard output as JSON lines; what a handler prints goes to standard
+error.
 SIGTERM means `stop`; SIGINT is left to the supervisor, which gets it from the same terminal.
 """
 
@@ -36,6 +36,7 @@ EXIT_GONE: Final = 70
 EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
 GC_THRESHOLD: Final = 20_000
+"""Most objects of a page end without the collector, which at its default pace looks at them after every second page."""
 GRACE_AS_ORPHAN: Final = 3
 """A third of the lease: nobody renews the leases of a child whose supervisor died."""
 
@@ -140,12 +141,8 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     return 0
 
 
-def main(role: Callable[[Child], Awaitable[None]]) -> None:
-    """The main function of a child process: `role` is the coroutine of its loops."""
-    board_fd, capacity = int(sys.argv[1]), int(sys.argv[2])
-    # What is loaded by now stays for ever; and a page's objects mostly end without the collector, which at its default
-    # pace looks at them after every second page.
-    gc.freeze()
+def main(role: Callable[[Child], Awaitable[None]], board_fd: int, capacity: int) -> None:
+    """The main function of a child process: `role` is the coroutine of its loops. Never returns."""
     gc.set_threshold(GC_THRESHOLD)
     # Idle connections of a broad crawl outnumber the usual soft limit of 1,024 descriptors.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

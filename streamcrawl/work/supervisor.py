@@ -12,8 +12,6 @@ import contextlib
 import os
 import secrets
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +25,7 @@ from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.reclaim import ReclaimLoop
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.loops import Log
+    from streamcrawl.work.nursery import Offspring
 
 SINK_BOARD: Final = 1024
 """Entries a sink may hold: one batch and one read."""
@@ -69,7 +69,7 @@ class ChildProcess:
         self.sink = sink
         self.restarts = restarts
         self.board = Board.create(slots if role == "fetch" else SINK_BOARD)
-        self.process: asyncio.subprocess.Process | None = None
+        self.offspring: Offspring | None = None
         self.is_ready = False
         self.is_told_to_stop = False
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,11 +78,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
+        return self.offspring.pid if self.offspring is not None else 0
 
     @property
     def is_alive(self) -> bool:
-        return self.process is not None and self.process.returncode is None
+        return self.offspring is not None and self.offspring.returncode is None
 
     @property
     def busy(self) -> int:
@@ -95,13 +95,12 @@ class ChildProcess:
 
     def say(self, line: str) -> None:
         """Send one line over the control line; a child that is gone does not hear it, and need not."""
-        if self.process is not None and self.process.stdin is not None and not self.process.stdin.is_closing():
-            self.process.stdin.write(line.encode() + b"\n")
+        if self.offspring is not None:
+            self.offspring.say(line)
 
     def kill(self) -> None:
-        if self.is_alive:
-            assert self.process is not None
-            self.process.kill()
+        if self.offspring is not None:
+            self.offspring.kill()
 
 
 class Supervisor:
@@ -123,6 +122,7 @@ class Supervisor:
         self._scope = scope
         self._sinks = tuple(sinks)
         self._log = log
+        self._nursery = Nursery()
         self.children: list[ChildProcess] = []
         """The live ones, fetch workers first."""
         self._stop = asyncio.Event()
@@ -188,6 +188,7 @@ class Supervisor:
             for child in self.children:
                 child.kill()
             await asyncio.gather(*loops, ending, stopping, failing, watching, *self._keepers, return_exceptions=True)
+            await self._nursery.close()
         if self._error is not None:
             raise self._error
         return self._word
@@ -293,8 +294,8 @@ class Supervisor:
                     child.is_told_to_stop = True
                     child.say("stop")
                 await self._follow(child)
-                assert child.process is not None
-                code = await child.process.wait()
+                assert child.offspring is not None
+                code = await child.offspring.wait()
                 await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
                 self.children.remove(child)
                 child.board.close()
@@ -354,21 +355,8 @@ class Supervisor:
             sink=sink.name if sink else "",
             sink_path=sink.path if sink else "",
         )
-        module = "streamcrawl.work.worker" if role == "fetch" else "streamcrawl.sinks.child"
         child.board.confirm(monotonic_ms())
-        child.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            str(child.board.fd),
-            str(child.board.capacity),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(child.board.fd,),
-            # In a group of its own: Ctrl-C is the supervisor's to answer, it stops children in order.
-            process_group=0,
-            limit=16 * 1024 * 1024,
-        )
+        child.offspring = await self._nursery.start_child(role, child.board.fd, child.board.capacity)
         child.say(msgspec.json.encode(spec).decode())
         self.children.append(child)
         self.children.sort(key=lambda one: one.role)
@@ -376,9 +364,8 @@ class Supervisor:
 
     async def _follow(self, child: ChildProcess) -> None:
         """Read the child's events until it closes its end."""
-        assert child.process is not None
-        assert child.process.stdout is not None
-        while line := await child.process.stdout.readline():
+        assert child.offspring is not None
+        while line := await child.offspring.read_event():
             try:
                 event = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.DecodeError:

@@ -1,6 +1,6 @@
 """The fetch role of a worker child: its loops, put together.
 
-read -> slots -> commit, and beside them dispatch and due. The supervisor starts it as a module.
+read -> slots -> commit, and beside them dispatch and due.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.web.fetcher import Fetcher
-from streamcrawl.work.child import Child, main
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
@@ -22,6 +21,8 @@ from streamcrawl.work.slots import Slots
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
+
+    from streamcrawl.work.child import Child
 
 DISPATCH_MAX: Final = 100
 """Tasks moved by one call at most: 100 take about a millisecond of the server."""
@@ -104,7 +105,3 @@ async def _wait(event: asyncio.Event) -> None:
 
 def _start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     return asyncio.create_task(work, name=name)
-
-
-if __name__ == "__main__":
-    main(run_worker)

@@ -129,7 +129,7 @@ class PageWork:
             LeaseLost: the entry was taken back before the fetch could begin.
             StoreUnavailable: a verdict or a start could not be asked for; the entry may go back.
         """
-        if not await self._lease_is_fresh():
+        if not await self._lease_is_fresh_in_time():
             return Ending(None)
         if task.kind is Kind.ROBOTS:
             return await self._fetch_robots(entry, task, index)
@@ -153,17 +153,22 @@ class PageWork:
             return self._retry(entry, task, self._policy.base_ms)
         return _fetched(self.bury(entry, task, "internal", error[-4000:]), time.monotonic())
 
-    async def _lease_is_fresh(self) -> bool:
-        """Wait for a heartbeat that is confirmed; False when none was for a whole lease."""
-        # Begin no fetch when nobody confirmed our leases for half of one: the entry may be another's any moment. It is
-        # handed back rather than let go: what nobody holds is reclaimed, and a crash counted against it.
+    async def _lease_is_fresh(self) -> None:
+        """Wait until a heartbeat is confirmed that is younger than half a lease."""
+        # Begin no request when nobody confirmed our leases for so long: the entry may be another's any moment. For a
+        # task that has begun there is no limit: it is told when its lease is lost, and an outage must not repeat it.
         limit = self._settings.lease_ms // 2
-        waited_ms = 0
         while self._board.beat_age_ms() > limit:
-            if waited_ms > self._settings.lease_ms:
-                return False
             await asyncio.sleep(0.05)
-            waited_ms += 50
+
+    async def _lease_is_fresh_in_time(self) -> bool:
+        """The same for a task that has not begun; False after a whole lease: it goes back."""
+        # Rather than be let go: what nobody holds is reclaimed, and a crash is counted against it.
+        try:
+            async with asyncio.timeout(self._settings.lease_ms / 1000):
+                await self._lease_is_fresh()
+        except TimeoutError:
+            return False
         return True
 
     def _must_ask(self, delay_ms: int) -> bool:
@@ -217,8 +222,7 @@ class PageWork:
                 await _sleep_until(answer.ended_at + verdict.delay_ms / 1000)
             elif not await self._may_start(entry, task):
                 return Ending(None, is_begun=True)
-            if not await self._lease_is_fresh():
-                return Ending(None, is_begun=True)
+            await self._lease_is_fresh()
         return await self._answered(entry, task, index, answer, hops)
 
     async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
@@ -308,8 +312,7 @@ class PageWork:
                     break
                 url = answer.location
                 await _sleep_until(answer.ended_at + self._settings.delay_ms / 1000)
-                if not await self._lease_is_fresh():
-                    return Ending(None, is_begun=True)
+                await self._lease_is_fresh()
         except FetchError as error:
             if error.is_unanswered or error.is_retryable:
                 return self._unanswered(entry, task, error.kind)

@@ -40,8 +40,9 @@ IS_FULL: Final = os.environ.get("STREAMCRAWL_CHAOS") == "full"
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _POLL_S: Final = 0.02
 _AUDIT_PACE_S: Final = 0.5
-_WORKER: Final = "streamcrawl.work.worker"
-_SINK: Final = "streamcrawl.sinks.child"
+_WORKER: Final = "crawl-fetch"
+_SINK: Final = "crawl-sink"
+"""Names of the processes, as the nursery sets them."""
 
 
 async def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
@@ -128,7 +129,7 @@ class CrawlProcess:
     def children(self, role: str = "") -> list[psutil.Process]:
         """Return the live worker processes of `role` (`fetch`, `sink`, '' for both)."""
         wanted = {"fetch": (_WORKER,), "sink": (_SINK,), "": (_WORKER, _SINK)}[role]
-        return [child for child in self._descendants() if any(module in _command_of(child) for module in wanted)]
+        return [child for child in self._descendants() if _name_of(child) in wanted]
 
     def _descendants(self) -> list[psutil.Process]:
         if not self.is_running:
@@ -224,11 +225,11 @@ async def _looking_at(url: str, name: str) -> AsyncIterator[Frontier]:
         await client.aclose()
 
 
-def _command_of(process: psutil.Process) -> list[str]:
+def _name_of(process: psutil.Process) -> str:
     try:
-        return process.cmdline()
+        return process.name()
     except psutil.Error:
-        return []
+        return ""
 
 
 def _status_of(process: psutil.Process) -> str:

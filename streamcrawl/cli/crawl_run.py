@@ -367,7 +367,7 @@ class _Crawl:
         main = asyncio.create_task(supervisor.run(), name="supervisor")
         showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
         feeding = asyncio.create_task(self._feed(seeds), name="seeds")
-        watching = asyncio.create_task(_watch_server(store), name="server")
+        watching = asyncio.create_task(_watch_server(store, self._resume_command()), name="server")
         try:
             waiting: set[asyncio.Task[Any]] = {main, feeding, watching}
             while not main.done():
@@ -480,7 +480,7 @@ def _is_here(info: str) -> bool:
         return False
 
 
-async def _watch_server(store: Store) -> None:
+async def _watch_server(store: Store, resume: str) -> None:
     """Wait for the end of the embedded server: nobody would start it again, and workers would wait for it for ever.
 
     Raises:
@@ -489,7 +489,7 @@ async def _watch_server(store: Store) -> None:
     if store.embedded is None:
         await asyncio.Event().wait()
     else:
-        raise StoreUnavailable(await store.embedded.wait_ended())
+        raise StoreUnavailable(f"{await store.embedded.wait_ended()}; go on with: {resume}")
 
 
 def _count_workers(supervisor: Supervisor) -> tuple[int, int]:

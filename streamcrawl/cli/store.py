@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,6 +27,8 @@ FOLDER: Final = Path(".streamcrawl")
 """Of all embedded crawls, in the folder where the command is run."""
 MEMORY_DEFAULT_BYTES: Final = 1_000_000_000
 """Of an embedded server without --memory-max: some ten million seen URLs, and room for the rest of a machine."""
+LOADING_TOLD_S: Final = 2.0
+"""A crawl that takes longer to load says so, and again after as long."""
 _DATA: Final = "appendonlydir"
 
 
@@ -115,12 +118,12 @@ def embedded_names() -> list[str]:
 
 
 def _embedded(folder: Path, memory_max_bytes: int, log: Callable[[str], None]) -> EmbeddedRedis:
-    last = -1.0
+    told_at = time.monotonic()
 
     def show_loading(percent: float) -> None:
-        nonlocal last
-        if percent - last >= 10:
-            last = percent
+        nonlocal told_at
+        if time.monotonic() - told_at > LOADING_TOLD_S:
+            told_at = time.monotonic()
             log(f"loading the crawl from {folder}: {percent:.0f} %")
 
     return EmbeddedRedis(folder, memory_max_bytes=memory_max_bytes, on_loading=show_loading)

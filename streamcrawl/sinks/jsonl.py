@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of a disk that somebody may mend while the crawl waits: no space, quota, size limit, a device that is away."""
 LOCK_WAIT_S: Final = 5.0
-"""For the lock: a writer whose crawl was killed notices it within about a second, and may be in the middle of a write."""
+"""For the lock: a writer whose crawl was killed notices it within about a second, perhaps in the middle of a write."""
 _LOCK_POLL_S: Final = 0.05
 
 

@@ -156,6 +156,7 @@ def main(role: Callable[[Child], Awaitable[None]], board_fd: int, capacity: int)
         code = asyncio.run(run_child(role, board_fd, capacity, events))
     else:
         code = uvloop.run(run_child(role, board_fd, capacity, events))
-    events.close()
+    with contextlib.suppress(OSError):
+        events.close()  # what a dead supervisor did not read is still in its buffer
     # Threads of sync handlers that hang would keep the interpreter waiting; everything that must be kept is committed.
     os._exit(code)

@@ -85,9 +85,10 @@ class JanitorLoop:
             )
             await until_answered(lambda: self._frontier.control(stopped="MEMORY_FULL"), self._patience, self._stop)
         now = asyncio.get_running_loop().time()
-        look_s = (
-            PACE_S if not limit or self._is_full else next_look_s(mark - used, used - self._used, now - self._used_at)
-        )
+        look_s = PACE_S
+        if limit and not self._is_full:
+            took_s = now - self._used_at
+            look_s = next_look_s(mark - used, used - self._used, took_s) if self._used_at else MEMORY_PACE_MIN_S
         self._used, self._used_at = used, now
         return look_s
 

@@ -158,7 +158,7 @@ class PageWork:
         # Begin no request when nobody confirmed our leases for so long: the entry may be another's any moment. For a
         # task that has begun there is no limit: it is told when its lease is lost, and an outage must not repeat it.
         limit = self._settings.lease_ms // 2
-        while self._board.beat_age_ms() > limit:
+        while self._board.beat_age_ms() > limit:  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.05)
 
     async def _lease_is_fresh_in_time(self) -> bool:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 LEASE_S = 3.0 if IS_FULL else 1.0
-# Some shorter than the 4 s after which a client takes its connection for dead, some longer: both have to work.
-OUTAGES_S = (1.2 * LEASE_S, 6.0, 2 * LEASE_S, 9.0, 1.2 * LEASE_S) if IS_FULL else (1.5, 5.0, 1.2, 5.0, 1.5)
+# Some shorter than the 4 s after which a client takes its connection for dead, some longer: each way back is another.
+OUTAGES_S = (1.2 * LEASE_S, 9.0, 3.8, 6.0, 1.2 * LEASE_S) if IS_FULL else (2.5, 5.0, 1.5, 3.0, 2.5)
 PAGES_BETWEEN = 40
 """Fetched between two outages, so that each one meets a crawl at work."""
 END_S = 300 if IS_FULL else 90
@@ -59,8 +59,7 @@ async def test_paused_redis_counts_as_nobodys_crash(tmp_path: Path, crawl_name: 
         assert crawl.is_running, crawl.log
         assert await crawl.wait(END_S) == ExitCode.DONE, crawl.log
         totals = await crawl.totals()
-        assert {name: count for name, count in totals.items() if "crashed" in name or "lease_lost" in name} == {}
-        assert totals.get("reclaimed", 0) == 0
+        assert {name: count for name, count in totals.items() if "crashed" in name or name == "reclaimed"} == {}
         assert overlapping(site.requests()) == []
         assert repeated(site.requests()) == {}
         await assert_complete(crawl, site)

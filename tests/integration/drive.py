@@ -66,7 +66,8 @@ class DeadLetter(NamedTuple):
 class CrawlRun:
     """One run of a crawl: its supervisor, its state in Redis, what it said."""
 
-    def __init__(self, frontier: Frontier, supervisor: Supervisor, log: list[str]) -> None:
+    def __init__(self, frontier: Frontier, supervisor: Supervisor, processes: int, log: list[str]) -> None:
+        self._processes = processes
         self.frontier = frontier
         self.supervisor = supervisor
         self.log = log
@@ -81,6 +82,10 @@ class CrawlRun:
     @property
     def is_running(self) -> bool:
         return not self._task.done()
+
+    async def end_or(self, seconds: float) -> None:
+        """Wait so long, but not beyond the end."""
+        await asyncio.wait((self._task,), timeout=seconds)
 
     async def word(self, within_s: float = 60) -> str:
         """Return the word with which the crawl ended; fail when it does not end in time."""
@@ -103,21 +108,17 @@ class CrawlRun:
 
     async def all_ready(self) -> None:
         """Wait until every fetch child works, so that a test begins at the same point on a slow machine."""
-        count = self.supervisor._settings.processes
-        await until(lambda: len(self.workers()) >= count, "the children to start")
+        await until(lambda: len(self.workers()) >= self._processes, "the children to start")
 
     async def totals(self) -> dict[str, int]:
-        raw: dict[bytes, bytes] = await self.frontier.client.hgetall(self.frontier.keys.totals)
+        raw: Any = await self.frontier.client.hgetall(self.frontier.keys.totals)
         return {field.decode(): int(value) for field, value in raw.items() if int(value)}
-
-    async def host(self, host: str) -> dict[str, str]:
-        raw: dict[bytes, bytes] = await self.frontier.client.hgetall(self.frontier.keys.host(host))
-        return {field.decode(): value.decode() for field, value in raw.items()}
 
     async def dead(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first."""
         letters = []
-        for _, fields in await self.frontier.client.xrange(self.frontier.keys.dead):
+        raw: Any = await self.frontier.client.xrange(self.frontier.keys.dead)
+        for _, fields in raw:
             text = {field.decode(): value.decode() for field, value in fields.items()}
             _, _, kind, path, *_ = msgspec.json.decode(text["task"])
             letters.append(DeadLetter(text["host"] + path, kind, text["reason"], text["error"], text["last_status"]))
@@ -154,9 +155,8 @@ async def crawling(
             assert word == "OK", word
         await frontier.control(closed=1)
         scope = Scope.from_settings(settings, seeds).state()
-        run = CrawlRun(
-            frontier, Supervisor(redis_url, settings, frontier, scope=scope, sinks=sinks, log=log.append), log
-        )
+        supervisor = Supervisor(redis_url, settings, frontier, scope=scope, sinks=sinks, log=log.append)
+        run = CrawlRun(frontier, supervisor, settings.processes, log)
         try:
             yield run
         finally:
@@ -177,9 +177,9 @@ async def kill_children(run: CrawlRun, *, seed: int, most: int, every_s: tuple[f
     """Kill one fetch child after the other with SIGKILL, at most so many, until the crawl ends; return how many."""
     dice, killed = random.Random(seed), 0
     while run.is_running and killed < most:
-        await asyncio.wait((run._task,), timeout=dice.uniform(*every_s))
+        await run.end_or(dice.uniform(*every_s))
         busy = [child for child in run.workers() if child.is_alive and child.busy]
-        if run.is_running and busy:
+        if busy:
             dice.choice(busy).kill()
             killed += 1
     return killed
@@ -236,8 +236,8 @@ class Talker:
     """A web server on 127.0.0.1 in this process: `answers` by path, 404 for every other; logs like tests/site."""
 
     def __init__(self, answers: dict[str, Callable[[int], Awaitable[web.StreamResponse]]]) -> None:
-        self._answers = answers
-        """By path: called with how often the path was asked for before."""
+        self.answers = answers
+        """By path and query: called with how often it was asked for before."""
         self._asked: Counter[str] = Counter()
         self._runner: web.AppRunner
         self.requests: list[LoggedRequest] = []
@@ -261,7 +261,7 @@ class Talker:
         path = request.path_qs
         count = self._asked[path]
         self._asked[path] += 1
-        answer = self._answers.get(path)
+        answer = self.answers.get(path)
         response = web.Response(status=404) if answer is None else await answer(count)
         self.requests.append(LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status))
         return response

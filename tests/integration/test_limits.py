@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -55,7 +55,7 @@ async def test_pages_per_host_max_is_exact(redis_server: RedisServer, crawl_name
     spec = SiteSpec(hosts=8, pages_per_host=30, links=10, flaky=0.2, latency_ms=50)
     with SiteProcess(spec) as site:
         seeds = [site.url(host, "/p/0") for host in range(1, 9)]
-        values = {"processes": 3, "pages_per_host_max": 7, "host_concurrency": 3}
+        values: dict[str, Any] = {"processes": 3, "pages_per_host_max": 7, "host_concurrency": 3}
         async with crawling(redis_server.url, crawl_name, seeds, output=output, **values) as run:
             await kill_children(run, seed=4, most=3)
             assert await run.word() == "ENDED"

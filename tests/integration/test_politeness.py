@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from aiohttp import web
@@ -24,7 +24,7 @@ DELAY_MS = 200
 SITE = SiteSpec(
     hosts=HOSTS, pages_per_host=10, links=8, redirect_within=0.1, redirect_across=0.1, flaky=0.05, latency_ms=20
 )
-POLITE = {"processes": 4, "delay_ms": DELAY_MS, "obey_robots": True, "retry_base_ms": 100}
+POLITE: Final[dict[str, Any]] = {"processes": 4, "delay_ms": DELAY_MS, "obey_robots": True, "retry_base_ms": 100}
 
 
 def all_seeds(site: SiteProcess) -> list[str]:
@@ -55,7 +55,7 @@ async def test_cap_1_holds_while_workers_are_killed(redis_server: RedisServer, c
 @pytest.mark.parametrize("kills", [0, 6])
 async def test_cap_3_holds_with_fewer_slots_than_tasks(redis_server: RedisServer, crawl_name: str, kills: int) -> None:
     spec = SiteSpec(hosts=10, pages_per_host=12, links=8, redirect_within=0.1, latency_ms=300)
-    values = POLITE | {"processes": 3, "concurrency": 4, "host_concurrency": 3}
+    values: dict[str, Any] = POLITE | {"processes": 3, "concurrency": 4, "host_concurrency": 3}
     with SiteProcess(spec) as site:
         async with crawling(redis_server.url, crawl_name, all_seeds(site), **values) as run:
             killed = await kill_children(run, seed=2, most=kills)
@@ -68,7 +68,7 @@ async def test_cap_3_holds_with_fewer_slots_than_tasks(redis_server: RedisServer
 async def test_one_slow_host_does_not_slow_the_others(redis_server: RedisServer, crawl_name: str) -> None:
     pages, slow = 5, 7
     spec = SiteSpec(hosts=HOSTS, pages_per_host=pages, links=8, slow_hosts=(slow,), slow_ms=2000)
-    values = POLITE | {"processes": 2, "concurrency": 4, "obey_robots": False}
+    values: dict[str, Any] = POLITE | {"processes": 2, "concurrency": 4, "obey_robots": False}
     with SiteProcess(spec) as site:
         async with crawling(redis_server.url, crawl_name, all_seeds(site), **values):
             slow_host = f"127.0.0.{slow}"
@@ -94,7 +94,7 @@ async def test_crawl_delay_holds_from_the_first_page_on(redis_server: RedisServe
         "/2": html(),
     }
     async with Talker(answers) as talker:
-        values = {"obey_robots": True, "delay_ms": 50, "host_concurrency": cap}
+        values: dict[str, Any] = {"obey_robots": True, "delay_ms": 50, "host_concurrency": cap}
         async with crawling(redis_server.url, crawl_name, [talker.origin], **values) as run:
             assert await run.word() == "ENDED"
         assert len(talker.requests) == 4
@@ -104,7 +104,7 @@ async def test_crawl_delay_holds_from_the_first_page_on(redis_server: RedisServe
 async def test_crawl_delay_is_capped(redis_server: RedisServer, crawl_name: str) -> None:
     answers = {"/robots.txt": plain("User-agent: *\nCrawl-delay: 86400\n"), "/": html("/1"), "/1": html()}
     async with Talker(answers) as talker:
-        values = {"obey_robots": True, "crawl_delay_max_ms": 400}
+        values: dict[str, Any] = {"obey_robots": True, "crawl_delay_max_ms": 400}
         async with crawling(redis_server.url, crawl_name, [talker.origin], **values) as run:
             assert await run.word() == "ENDED"
         assert len(talker.requests) == 3

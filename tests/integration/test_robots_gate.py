@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -14,7 +14,8 @@ from tests.site.server import SiteProcess, SiteSpec
 if TYPE_CHECKING:
     from tests.redis_server import RedisServer
 
-ROBOTS = "/robots.txt"
+ROBOTS: Final = "/robots.txt"
+GIVING_UP: Final[dict[str, Any]] = {"obey_robots": True, "host_give_up_ms": 60_000, "host_give_up_idle_ms": 1000}
 
 
 @pytest.mark.parametrize("cap", [1, 4])
@@ -23,7 +24,7 @@ async def test_each_origin_is_asked_once_and_before_its_pages(
 ) -> None:
     spec = SiteSpec(hosts=12, pages_per_host=15, links=8, redirect_across=0.2, latency_ms=10)
     with SiteProcess(spec) as site:
-        values = {"obey_robots": True, "processes": 3, "host_concurrency": cap}
+        values: dict[str, Any] = {"obey_robots": True, "processes": 3, "host_concurrency": cap}
         async with crawling(redis_server.url, crawl_name, [site.seed_url], **values) as run:
             assert await run.word() == "ENDED"
             await run.check()
@@ -81,8 +82,7 @@ async def test_robots_txt_that_cannot_be_had_holds_its_pages_and_at_last_gives_t
     spec = SiteSpec(hosts=1, robots=f"status:{status}")
     with SiteProcess(spec) as site:
         seeds = [site.url(1, f"/p/{page}") for page in range(3)]
-        values = {"obey_robots": True, "host_give_up_ms": 60_000, "host_give_up_idle_ms": 1000}
-        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+        async with crawling(redis_server.url, crawl_name, seeds, **GIVING_UP) as run:
             assert await run.word() == "ENDED"
             await run.check()
             assert await dead_by_reason(run) == {("page", "robots_unreachable"): 3, ("robots", "robots_unreachable"): 1}
@@ -94,7 +94,7 @@ async def test_robots_txt_that_cannot_be_had_holds_its_pages_and_at_last_gives_t
 async def test_host_that_refuses_connections_is_given_up_as_a_host(redis_server: RedisServer, crawl_name: str) -> None:
     with SiteProcess(SiteSpec(hosts=2, pages_per_host=5, refusing_hosts=(2,))) as site:
         seeds = [site.seed_url, *(site.url(2, f"/p/{page}") for page in range(5))]
-        values = {"obey_robots": True, "host_give_up_ms": 60_000, "host_give_up_idle_ms": 1000, "scope": "host"}
+        values: dict[str, Any] = GIVING_UP | {"scope": "host"}
         async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
             assert await run.word() == "ENDED"
             await run.check()
@@ -111,7 +111,7 @@ async def test_crawl_that_does_not_obey_asks_for_no_robots_txt(redis_server: Red
 
 async def test_verdict_that_is_too_old_is_fetched_again(redis_server: RedisServer, crawl_name: str) -> None:
     with SiteProcess(SiteSpec(pages_per_host=15)) as site:
-        values = {"obey_robots": True, "robots_ttl_ms": 1000, "delay_ms": 200}
+        values: dict[str, Any] = {"obey_robots": True, "robots_ttl_ms": 1000, "delay_ms": 200}
         async with crawling(redis_server.url, crawl_name, [site.seed_url], **values) as run:
             await until(lambda: len([1 for r in site.requests() if r.path == ROBOTS]) >= 3, "the third robots.txt")
             assert await run.word() == "ENDED"

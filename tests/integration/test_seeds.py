@@ -33,7 +33,8 @@ def numbered(count: int) -> Iterator[SeedLine]:
 
 
 async def is_closed(lab: Lab) -> bool:
-    return await lab.client.hget(lab.keys.state, "closed") == b"1"
+    value: object = await lab.client.hget(lab.keys.state, "closed")
+    return value == b"1"
 
 
 @pytest.mark.parametrize(

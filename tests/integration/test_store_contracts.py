@@ -340,8 +340,16 @@ async def commit_invalid(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
     await lab.offer(f"{A}/")
     [held] = await lab.take()
-    committed, changed = await lab.changes(lab.commit(lab.commit_of(held, items=("nowhere", "{}"))))
-    assert (committed.words, changed) == (["INVALID"], {})
+    for broken in (
+        lab.commit_of(held, items=("nowhere", "{}")),
+        lab.commit_of(held, links=links(*urls("b.test", 251))),
+        lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
+        lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
+        lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+    ):
+        committed, changed = await lab.changes(lab.commit(broken))
+        assert (committed.words, changed) == (["INVALID"], {})
+    assert await lab.end(held, links=links(*urls("b.test", 250))) == "DONE"
 
 
 # -- what goes back
@@ -614,6 +622,14 @@ async def finish_unbalanced(open_lab: OpenLab) -> None:
         assert (await lab.frontier.finish())[0] == "UNBALANCED", field
         await lab.client.hincrby(lab.keys.totals, field, -wrong)
     await finish_says(lab, "ENDED", 0)
+    # A page that is counted in the stream and lies nowhere would hold its share of the budget for ever.
+    await lab.frontier.control(pages_max=2, closed="")
+    await lab.offer(*urls("a.test", 3))
+    await lab.end_all(await lab.take())
+    await lab.client.hincrby(lab.keys.totals, "page.streamed", 1)
+    assert (await lab.frontier.dispatch(5)).word == "BUDGET"
+    await finish_says(lab, "UNBALANCED", 3)
+    await lab.client.hincrby(lab.keys.totals, "page.streamed", -1)
 
 
 # -- sinks

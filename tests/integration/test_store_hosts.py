@@ -197,3 +197,23 @@ async def test_a_robots_task_whose_first_failure_is_its_death_gives_the_host_up(
     assert await give_up(lab) == (2, 0, 0)
     await lab.frontier.control(closed=1)
     assert (await lab.frontier.finish())[0] == "ENDED"
+
+
+async def test_a_host_that_was_taken_back_loses_nothing(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3))
+    await lab.client.zadd(lab.keys.giving_up, {A: 1})
+    assert await give_up(lab) == (0, 0, 0)
+    assert len(await lab.take()) == 1
+
+
+async def test_tasks_that_are_counted_and_lie_nowhere_do_not_hold_the_end(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3))
+    await fail(lab)
+    await lab.client.lpop(lab.keys.queue(A, "2"))
+    assert await lab.frontier.give_up(after_ms=0, idle_ms=0) == (2, 1, 0)
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "UNBALANCED"
+    await lab.client.hincrby(lab.keys.totals, "page.queued", -1)
+    await lab.client.hincrby(lab.keys.totals, "page.created", -1)

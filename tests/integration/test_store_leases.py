@@ -291,6 +291,22 @@ async def test_an_outage_of_the_server_costs_nobody_a_lease(binary: Any, crawl_n
             await client.aclose()
 
 
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+async def test_a_clock_that_jumps_costs_nobody_a_lease(open_lab: OpenLab, jump_ms: int) -> None:
+    """The ticks before the jump were written by a clock an hour off; then the hold is one lease, not an hour."""
+    lab = await open_lab()
+    held = await hosts_taken(lab, 2)
+    await lab.let_idle(held, LEASE_MS)  # as a clock that jumps forward makes them look
+    seconds, _ = await lab.client.time()
+    before = seconds * 1000 - jump_ms
+    await lab.frontier.control(
+        **{f"reclaim_at:{FETCH_STREAM}": before, f"reclaim_hold:{FETCH_STREAM}": before + LEASE_MS}
+    )
+    assert await lab.frontier.reclaim(FETCH_STREAM, lease_ms=LEASE_MS) == ("HOLD", LEASE_MS)
+    await lab.let_reclaim()
+    assert await lab.frontier.reclaim(FETCH_STREAM, lease_ms=LEASE_MS) == ("OK", 2)
+
+
 # -- beat
 
 

@@ -1,4 +1,4 @@
-"""What a worker costs while it waits, how soon a crawl is over, what becomes of the work of one that is ended or killed."""
+"""What does a waiting worker cost? How soon is a crawl over? What becomes of the work of one that ends or is killed?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 import pytest
@@ -42,12 +42,7 @@ async def commands_per_s(redis_url: str, run: CrawlRun) -> dict[int, float]:
             if command["client_type"] != "lua":
                 seen[int(command["client_port"])] += 1
     pids = [os.getpid(), *(child.pid for child in run.supervisor.children)]
-    owner = {
-        connection.laddr.port: pid
-        for pid in pids
-        for connection in psutil.Process(pid).net_connections()
-        if connection.laddr
-    }
+    owner = {at.laddr.port: pid for pid in pids for at in psutil.Process(pid).net_connections("tcp")}
     await client.aclose()
     found: Counter[int] = Counter()
     for port, count in seen.items():
@@ -117,8 +112,8 @@ async def test_worker_that_gets_sigterm_finishes_what_it_has(redis_server: Redis
                 os.kill(child.pid, signal.SIGTERM)
                 await asyncio.wait_for(asyncio.shield(child.settled), 10)
                 assert monotonic_ms() - told_ms < 5000, "the grace period"
-                assert child.process is not None
-                assert child.process.returncode == 0
+                assert child.offspring is not None
+                assert child.offspring.returncode == 0
                 await run.all_ready()
             assert await run.word() == "ENDED"
             await run.check()
@@ -134,7 +129,7 @@ async def test_worker_whose_grace_runs_out_hands_its_fetches_back(redis_server: 
     spec = SiteSpec(hosts=4, pages_per_host=3, links=4, latency_ms=1500)
     with SiteProcess(spec) as site:
         seeds = [site.url(host, "/p/0") for host in range(1, 5)]
-        values = {"processes": 2, "concurrency": 4, "grace_ms": 100, "delay_ms": 300}
+        values: dict[str, Any] = {"processes": 2, "concurrency": 4, "grace_ms": 100, "delay_ms": 300}
         async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
             await run.all_ready()
             await until(lambda: any(child.busy >= 1 for child in run.workers()), "a busy worker")

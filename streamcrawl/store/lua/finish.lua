@@ -10,7 +10,7 @@
 --           LIMIT       pages_max reached, nothing is under way; more could be done
 --           STOPPED     stopped for the reason in the state, nothing is under way
 --           PAUSED      paused, nothing is under way: a paused crawl has not ended
---           UNBALANCED  closed, the structures are empty and the counts disagree: an audit error, not the end
+--           UNBALANCED  nothing is under way, nothing more can be, and the counts disagree: an audit error, not the end
 --         {'GONE'}
 -- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `failing`. Repeat: harmless.
 -- include _state
@@ -29,6 +29,10 @@ if left + queued > 0 then
   if S.paused == '1' then return {'PAUSED', created} end
   if S.stopped and S.stopped ~= '' then return {'STOPPED', created} end
   if S.pages_max and total('page.done') >= tonumber(S.pages_max) then return {'LIMIT', created} end
+  -- The stream is empty: pages counted in it are lost ones, and dispatch would keep their share of the budget for ever.
+  if S.pages_max and total('page.done') + total('page.streamed') >= tonumber(S.pages_max) then
+    return {'UNBALANCED', created}
+  end
   if left == 0 and call('HGET', KEYS[1], 'closed') == '1' then return {'UNBALANCED', created} end
   return {'RUNNING', created}
 end

@@ -30,7 +30,9 @@ for i = 1, #rows, 2 do
   local key, h = rows[i], host(rows[i])
   -- From its first failure to its last, not to now: while the crawl is paused or throttled nobody asks the host, and
   -- that time says nothing about it.
-  if h.failed_at - tonumber(rows[i + 1]) >= after then
+  if h.given_up ~= '' then
+    call('ZREM', P .. 'failing', key)
+  elseif h.failed_at - tonumber(rows[i + 1]) >= after then
     h.given_up = (gate(h) == 'asked' and h.failing == 'robots') and 'robots_unreachable' or 'host_unreachable'
     call('ZREM', P .. 'failing', key)
     given = given + 1
@@ -44,7 +46,7 @@ while buried < limit do
   if not key then break end
   local h = host(key)
   local is_empty = true
-  for level = 0, 3 do
+  for level = 0, (h.given_up == '') and -1 or 3 do   -- it may have been taken back: then nothing of it is buried
     while buried < limit do
       local task = call('LPOP', queue_key(key, level))
       if not task then break end
@@ -62,8 +64,12 @@ while buried < limit do
     end
     if buried >= limit then is_empty = h.queued <= 0 end
   end
-  if is_empty or h.queued <= 0 then call('ZREM', P .. 'giving_up', key) end
-  if h.queued > 0 and buried < limit then break end   -- the counter and the lists disagree: audit names it, do not spin
+  if is_empty then
+    call('ZREM', P .. 'giving_up', key)
+    -- All four lists are empty: a count that says otherwise would bring the host back here for ever. The totals still
+    -- tell (audit, and finish says UNBALANCED).
+    if h.given_up ~= '' then h.queued = 0 end
+  end
 end
 settle()
 flush_counts()

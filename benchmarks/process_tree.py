@@ -41,7 +41,8 @@ ORPHAN_GRACE_S: Final = 10.0
 
 TIMEOUT_S: Final = 600.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_ROLES: Final = ("supervisor", "worker", "sink")
+_ROLES: Final = {"crawl-fetch": "worker", "crawl-sink": "sink", "crawl-nursery": "nursery"}
+"""By the names that streamcrawl gives its processes (work/nursery.py)."""
 
 
 @dataclass(slots=True)
@@ -141,22 +142,27 @@ def _read_stat(pid: int) -> tuple[int, str, float, int] | None:
 
 
 def _read_command(pid: int) -> list[str]:
-    """Return the command line of a process, empty when it is gone or a zombie."""
+    """Return the command line of a process and its name in parentheses; empty when it is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except OSError:
         return []
-    return text.split("\0") if text else []
+    if not text:
+        return []
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        name = ""
+    return [*text.split("\0"), f"({name})"]
 
 
 def role_of(command: Sequence[str], *, is_root: bool) -> str:
-    """Return what a process of the tree does: redis, cli, one of `_ROLES`, or other."""
+    """Return what a process of the tree does: redis, cli, one of the values of `_ROLES`, or other."""
     if command and "redis-server" in command[0]:
         return "redis"
     if is_root:
         return "cli"
-    words = " ".join(command)
-    return next((role for role in _ROLES if role in words), "other")
+    return _ROLES.get(command[-1].strip("()"), "other") if command else "other"
 
 
 def _run(command: Sequence[str], folder: Path, timeout_s: float, output: Path | None) -> TreeUsage:

@@ -85,7 +85,10 @@ def parse_html(
     for node in LexborHTMLParser(_flattened(decode_body(body, charset))).css(_ELEMENTS):
         tag = node.tag
         attributes = node.attributes
-        if tag == "meta":
+        if tag == "a" and "rel" not in attributes:
+            # Nearly every node comes this way.
+            references[(attributes["href"] or "").partition("#")[0]] = None
+        elif tag == "meta":
             content = attributes["content"] or ""
             if (attributes.get("name") or "").strip().lower() == "robots":
                 directives |= _split_directives(content)

@@ -169,7 +169,8 @@ async def test_tasks_of_a_killed_worker_run_again_within_a_second(redis_server: 
             totals = await run.totals()
             assert totals["page.crashed"] == held
             assert totals["page.done"] == 4
-        again = [request for request in site.requests() if request.start_ms > killed_ms]
-        assert len(again) == held
-        print(f"running again after {max(request.start_ms for request in again) - killed_ms:.0f} ms at most")
-        assert max(request.start_ms for request in again) - killed_ms < 1000
+        answered = [request for request in site.requests() if request.status == 200]
+        assert len(answered) == 4
+        took_ms = max(request.start_ms for request in answered) - killed_ms
+        print(f"running again after {took_ms:.0f} ms at most")
+        assert took_ms < 1000

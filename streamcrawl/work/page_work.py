@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -41,11 +42,17 @@ if TYPE_CHECKING:
 
 START_WAIT_MAX_MS: Final = 2000
 """A host that is due later than this gets its task back: the slot has better to do."""
-START_MARGIN_MS: Final = 20
-"""A loaded worker may stall between the answer START and its request; starts stay a delay apart all the same."""
+START_MARGIN_MS: Final = 50
+"""A loaded worker may stall between Redis's START and its request on the wire; starts stay a delay apart all the same.
+With 20 ms the log of a site showed one of some hundred a few ms early while processes were killed and started anew on
+two busy cores (2026-11-30)."""
+START_LATE_MS: Final = 20
+"""An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
 SURE_KINDS: Final = frozenset({"dns", "connect", "tls"})
 """Errors that are the host's and never one URL's."""
 SEEN_KEPT: Final = 100_000
+_ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
+"""As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -117,7 +124,7 @@ class PageWork:
         try:
             return decode_task(host, level, stored)
         except CodecError as error:
-            kind = Kind.ROBOTS if b'"robots"' in stored[:60] else Kind.PAGE
+            kind = Kind.ROBOTS if _ROBOTS_TASK.match(stored) else Kind.PAGE
             unread = b'[0,0,"page","/unreadable",0]'
             detail = ("2", unread, "codec", str(error)[:1000], "")
             return Commit(entry.id, host, kind, Outcome.DEAD, detail=detail)
@@ -175,18 +182,19 @@ class PageWork:
         return self._settings.host_concurrency > 1 and delay_ms > 0
 
     async def _may_start(self, entry: Entry, task: CrawlTask) -> bool:
-        margin_ms = START_MARGIN_MS
+        late_ms = START_LATE_MS
         while True:
             asked_ms = monotonic_ms()
+            margin_ms = START_MARGIN_MS - START_LATE_MS + late_ms
             word, ms = await self._frontier.start(
                 entry.id, task.host, wait_max_ms=START_WAIT_MAX_MS, margin_ms=margin_ms
             )
             if word == "START":
                 took_ms = monotonic_ms() - asked_ms
-                if took_ms <= margin_ms:
+                if took_ms <= late_ms:
                     return True
                 # We stalled, or Redis is far away: another slot may be starting just now. The next START covers it.
-                margin_ms = 2 * took_ms
+                late_ms = 2 * took_ms
                 continue
             if word == "BACK":
                 return False

@@ -43,7 +43,7 @@ async def fetched_more(site: SiteProcess, crawl: CrawlProcess, count: int) -> No
 
 
 async def test_paused_redis_counts_as_nobodys_crash(tmp_path: Path, crawl_name: str) -> None:
-    # A redirect is followed after the host's delay: a task that has begun, and may not go on while nobody confirms leases.
+    # A redirect is followed after the host's delay: its task has begun, and may not go on while nobody confirms leases.
     spec = SiteSpec(hosts=16, pages_per_host=60 if IS_FULL else 18, links=12, latency_ms=50, redirect_within=0.4)
     with (
         RedisServer() as redis,

@@ -160,7 +160,7 @@ def _faults(state: State) -> list[str]:
 
     totals, fields = state.get("totals", {}), state["state"]
     queued, streamed, delayed = Counter[str](), Counter[str](), Counter[str]()
-    queued_of, in_flight_of = Counter[str](), Counter[str]()
+    queued_of, in_flight_of, pages_in_flight_of = Counter[str](), Counter[str](), Counter[str]()
     robots_tasks = Counter[str]()
     places: dict[tuple[str, str], list[str]] = {}
 
@@ -180,7 +180,9 @@ def _faults(state: State) -> list[str]:
                 queued[place(host, level, stored, key)] += 1
     for entry in state[FETCH_STREAM]["entries"]:
         in_flight_of[entry["host"]] += 1
-        streamed[place(entry["host"], str(entry["level"]), entry["task"], FETCH_STREAM)] += 1
+        line = place(entry["host"], str(entry["level"]), entry["task"], FETCH_STREAM)
+        streamed[line] += 1
+        pages_in_flight_of[entry["host"]] += line == "page"
     for member in state.get("delayed", {}):
         _, level, host, stored = member.split("|", 3)
         delayed[place(host, level, stored, "delayed")] += 1
@@ -218,8 +220,9 @@ def _faults(state: State) -> list[str]:
         if in_flight_of[host] > cap:
             faults.append(f"{host} has {in_flight_of[host]} in flight, its cap is {cap}")
         most = fields.get("pages_per_host_max")
-        if most and h.get("pages", 0) > most:
-            faults.append(f"{host} has {h['pages']} pages, its most is {most}")
+        pages = h.get("pages", 0) + pages_in_flight_of[host]
+        if most and pages > most:
+            faults.append(f"{host} has {pages} pages done or in flight, its most is {most}")
         is_asked = fields["robots"] == 1 and h.get("robots") == "asked"
         if is_asked and not h.get("given_up"):
             expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])

@@ -110,7 +110,9 @@ async def other_schema(open_lab: OpenLab) -> None:
 
 @case("open", "IDENTITY")
 async def other_identity(open_lab: OpenLab) -> None:
-    await refused(await open_lab(), ConfigError, "cannot change", shards=2)
+    lab = await open_lab()
+    await lab.client.hset(lab.keys.state, "identity", '{"shards":2}')
+    await refused(lab, ConfigError, "cannot change")
 
 
 @case("open", "SINKS")

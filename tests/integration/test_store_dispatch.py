@@ -193,7 +193,7 @@ async def test_pages_per_host_max_is_exact_and_the_rest_is_dropped(open_lab: Ope
             n += 1
             outcome = outcomes[n % 4] if one.host == A else Outcome.DONE
             new = links(f"{A}/more{n}") if outcome is Outcome.DONE else links()
-            await lab.end(one, outcome, links=new)
+            await lab.commit(lab.commit_of(one, outcome, links=new), limit=5)
             await lab.check()
         await lab.let_pass(1000)
         await lab.frontier.give_up(after_ms=10**9, idle_ms=10**9)

@@ -6,6 +6,7 @@ of them must fail. With the text as it is all of them pass.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -73,6 +74,10 @@ MUTATIONS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
+CHECK_S: Final = 15
+"""Longer than any check takes on a busy machine."""
+
+
 async def broken_commits(open_lab: OpenLab) -> None:
     """Two elements that an XACK or an in_flight must not be reached with."""
     lab = await open_lab()
@@ -104,6 +109,7 @@ CHECKS: Final[tuple[Callable[[Any], Awaitable[None]], ...]] = (
     test_store_leases.test_renewed_rows_in_front_do_not_starve_stalled_ones_behind,
     test_store_leases.test_a_task_that_kills_its_worker_dies_alone_and_its_neighbours_live,
     test_store_leases.test_names_of_dead_workers_do_not_pile_up,
+    test_store_leases.test_the_name_of_a_dead_worker_stays_until_all_it_held_is_taken_back,
     lambda lab: test_store_leases.test_the_last_of_many_taken_back_in_steps_is_not_alone(lab, "put_back"),
     lambda lab: test_store_leases.test_the_last_of_many_taken_back_in_steps_is_not_alone(lab, "reclaim"),
     lambda lab: test_store_dispatch.test_a_host_has_no_more_in_flight_than_its_cap(lab, 1),
@@ -158,8 +164,10 @@ async def first_failure(client: Redis) -> BaseException | None:
 
     for check in CHECKS:
         try:
-            await check(open_lab)
-        except (AssertionError, StreamcrawlError, ValueError, KeyError, pytest.fail.Exception) as error:
+            # A crawl that never comes to its end is a way of failing, too.
+            async with asyncio.timeout(CHECK_S):
+                await check(open_lab)
+        except (AssertionError, StreamcrawlError, ValueError, KeyError, TimeoutError, pytest.fail.Exception) as error:
             return error
     return None
 

@@ -1,4 +1,4 @@
-"""The reclaim loop: takes back what nobody renewed for a whole lease (XAUTOCLAIM, in a script).
+"""The reclaim loop: takes back what nobody renewed for a whole lease, in a script (reclaim.lua).
 
 Every supervisor runs it; the script is the guard. It ticks four times a lease, because the script takes a longer gap
 between two ticks for an outage and then gives everybody a lease to renew. If it dies everywhere, entries of dead

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from streamcrawl.errors import ConfigError, StoreUnavailable
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.status import read_status
 from streamcrawl.store.connection import connect, mapped_errors
-from streamcrawl.store.embedded import EmbeddedRedis
+from streamcrawl.store.embedded import SERVER_VARIABLE, EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP, Keys
 
@@ -40,9 +41,8 @@ IS_FULL: Final = os.environ.get("STREAMCRAWL_CHAOS") == "full"
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _POLL_S: Final = 0.02
 _AUDIT_PACE_S: Final = 0.5
-_WORKER: Final = "crawl-fetch"
-_SINK: Final = "crawl-sink"
-"""Names of the processes, as the nursery sets them."""
+_MARK: Final = "TESTS_CRAWL"
+"""Variable in the environment of all processes of one crawl."""
 
 
 async def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
@@ -85,16 +85,20 @@ class CrawlProcess:
         self._seeds = tuple(seeds)
         self._redis_url = redis_url
         self._look_url = look_url or redis_url
+        self._mark = secrets.token_hex(8)
         given = {f"STREAMCRAWL_{field.upper()}": str(value) for field, value in settings.items()}
-        # PYTHONPATH: handlers of the tests are found wherever the command runs.
+        # Settings of whoever runs the tests are not those of the tests. PYTHONPATH: handlers are found from everywhere.
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("STREAMCRAWL_")}
+        if SERVER_VARIABLE in os.environ:
+            kept[SERVER_VARIABLE] = os.environ[SERVER_VARIABLE]
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("STREAMCRAWL_")},
+            **kept,
             "PYTHONPATH": str(REPOSITORY),
+            _MARK: self._mark,
             **given,
             **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._known: dict[int, psutil.Process] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -126,27 +130,22 @@ class CrawlProcess:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    def children(self, role: str = "") -> list[psutil.Process]:
-        """Return the live worker processes of `role` (`fetch`, `sink`, '' for both)."""
-        wanted = {"fetch": (_WORKER,), "sink": (_SINK,), "": (_WORKER, _SINK)}[role]
-        return [child for child in self._descendants() if _name_of(child) in wanted]
+    def children(self, *roles: str) -> list[psutil.Process]:
+        """Return the live processes of these roles: `fetch`, `sink`, or `nursery`, which forks the others."""
+        wanted = {f"crawl-{role}" for role in roles}
+        running = psutil.process_iter(["name"])
+        return [process for process in running if process.info["name"] in wanted and self._owns(process)]
 
-    def _descendants(self) -> list[psutil.Process]:
-        if not self.is_running:
-            return []
-        with suppress(psutil.NoSuchProcess):
-            found = [
-                child
-                for child in psutil.Process(self.pid).children(recursive=True)
-                if _status_of(child) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "")
-            ]
-            self._known.update((child.pid, child) for child in found)
-            return found
-        return []
+    def _owns(self, process: psutil.Process) -> bool:
+        # By what it inherited: the children of a nursery that was killed are nobody's children any more.
+        try:
+            is_alive = process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return is_alive and process.environ().get(_MARK) == self._mark
+        except psutil.Error:
+            return False
 
     def kill9(self) -> None:
         """Kill the command alone, as an impatient person or the kernel would; wait for its end."""
-        self._descendants()
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -167,14 +166,13 @@ class CrawlProcess:
 
     def close(self) -> None:
         """End whatever of it still runs."""
-        self._descendants()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        for child in self._known.values():
+            self.kill9()
+        left = [process for process in psutil.process_iter() if self._owns(process)]
+        for process in left:
             with suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(list(self._known.values()), timeout=10)
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
 
     # -- what is in the store
 
@@ -207,6 +205,10 @@ class CrawlProcess:
         async with self.frontier() as frontier:
             return (await read_status(frontier.client, self.name)).newest_dead
 
+    def count_records(self) -> int:
+        """Return how many lines the output has by now; a part of one that is being written does not count."""
+        return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
+
     def records(self) -> list[dict[str, Any]]:
         """Return what is in the output file; fails when a line of it is none."""
         return [json.loads(line) for line in self.output.read_text().splitlines()]
@@ -223,20 +225,6 @@ async def _looking_at(url: str, name: str) -> AsyncIterator[Frontier]:
         yield Frontier(client, Keys(name), epoch.decode())
     finally:
         await client.aclose()
-
-
-def _name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return ""
-
-
-def _status_of(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.Error:
-        return ""
 
 
 class AuditWatch:

@@ -50,13 +50,14 @@ async def test_cut_connections_strand_and_repeat_nothing(
                 settings=settings,
             ) as crawl,
         ):
+            pages = len(site.expected_pages())
             crawl.start()
             async with AuditWatch(crawl) as watch:
                 # Not at the start and not at the end: a person waits there, and is told rather than kept waiting.
                 await until(lambda: len(site.requests()) > 10, "the first fetches")
                 proxy.is_cutting = True
                 await until(
-                    lambda: len(crawl.records()) >= len(site.expected_pages()) or not crawl.is_running,
+                    lambda: crawl.count_records() >= pages or not crawl.is_running,
                     f"all records:\n{crawl.log}",
                     within_s=END_S,
                 )

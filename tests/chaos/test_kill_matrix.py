@@ -64,11 +64,11 @@ def settings(cap: int) -> dict[str, object]:
 
 
 async def kill_children(crawl: CrawlProcess, dice: random.Random) -> int:
-    """Kill a worker or the sink again and again while the crawl runs; return how many were killed."""
+    """Kill a worker, the sink or the nursery again and again while the crawl runs; return how many were killed."""
     kills = 0
     while crawl.is_running:
         await asyncio.sleep(dice.uniform(*PAUSE_S))
-        if children := crawl.children():
+        if children := crawl.children("fetch", "sink", "nursery"):
             with suppress(psutil.NoSuchProcess):
                 dice.choice(children).send_signal(signal.SIGKILL)
                 kills += 1
@@ -80,7 +80,7 @@ async def pause_children(crawl: CrawlProcess, dice: random.Random) -> int:
     pauses = 0
     while crawl.is_running:
         await asyncio.sleep(dice.uniform(0.5, LEASE_S))
-        if children := crawl.children():
+        if children := crawl.children("fetch", "sink", "nursery"):
             child = dice.choice(children)
             with suppress(psutil.NoSuchProcess):
                 child.send_signal(signal.SIGSTOP)

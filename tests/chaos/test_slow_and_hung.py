@@ -101,7 +101,7 @@ async def test_hung_handler_is_ended_retried_and_dead_with_its_stack(
         assert (letter.url, letter.reason) == (url, "handler")
         assert "never_ends" in letter.error
         assert "create_future()" in letter.error
-        assert crawl.children() == []
+        assert crawl.children("fetch", "sink", "nursery") == []
         await assert_at_rest(crawl)
 
 

@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 URL ?=
 ARGS ?=
+# Each URL in quotes of its own: an & or ; in one would be the shell's, a $ ours.
+QUOTED_URLS = $(foreach url,$(value URL),'$(subst ','\'',$(url))')
 # Two workers by default: the tests start processes of their own, so more only makes them wait for each other.
 TEST_PROCESSES ?= 2
 TEST_ARGS ?=
@@ -34,9 +36,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 setup: $(VENV)/.installed ## Create .venv with the streamcrawl command
 setup-dev: $(VENV)/.installed-dev ## The same, with everything the tests need
 
-crawl: setup ## Crawl a site: make crawl URL=https://example.org/ ARGS="-o pages.jsonl --depth 3"
-	@if [ -z "$(URL)" ]; then echo 'say what to crawl: make crawl URL=https://example.org/ [ARGS="-o pages.jsonl"]' >&2; exit 2; fi
-	@$(BIN)/streamcrawl crawl $(URL) $(ARGS)
+ifeq ($(strip $(value URL)$(value ARGS)),)
+crawl: ## Crawl a site: make crawl URL=https://example.org/ ARGS="-o pages.jsonl --depth 3"
+	@echo 'say what to crawl: make crawl URL=https://example.org/ [ARGS="-o pages.jsonl"]' >&2; exit 2
+else
+crawl: setup
+	@$(BIN)/streamcrawl crawl $(QUOTED_URLS) $(ARGS)
+endif
 
 test: setup-dev ## Set up and run the whole test suite (chaos runs in their short form)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(TEST_ARGS)

@@ -7,7 +7,6 @@ does lies in a module that it imports in turn, so that `--help` answers at once.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any, Final
 
@@ -82,8 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("streamcrawl: interrupted", err=True)
         code = ExitCode.STOPPED
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). What Python would still flush at exit has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:
+        # Click's own, and only for this: whoever read its help has gone (`| head`).
         code = ExitCode.DONE
     sys.exit(int(code or 0))

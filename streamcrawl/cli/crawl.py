@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -31,6 +32,13 @@ FETCHING: Final = "Fetching"
 PLACE: Final = "Where it runs"
 AGAIN: Final = "Again"
 BOUNDS: Final = "Bounds"
+
+
+def _only_output(_: click.Context, __: click.Parameter, paths: tuple[str, ...]) -> str | None:
+    """Return the one path that was given; click by itself would take the last of several and say nothing."""
+    if len(paths) > 1:
+        raise click.BadParameter(f"{' and '.join(paths)}: only one output can be written")
+    return paths[0] if paths else os.environ.get(ENVIRONMENT_PREFIX + "OUTPUT") or None
 
 
 def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
@@ -102,8 +110,9 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "-o",
     "--output",
     metavar="FILE.jsonl",
+    multiple=True,
+    callback=_only_output,
     group=OUTPUT,
-    envvar=ENVIRONMENT_PREFIX + "OUTPUT",
     help="One JSON object a line for every page, each exactly once, whatever crashes. Default: NAME.jsonl. "
     f"[{ENVIRONMENT_PREFIX}OUTPUT]",
 )

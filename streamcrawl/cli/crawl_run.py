@@ -13,22 +13,24 @@ import re
 import shlex
 import signal
 import socket
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-import click
 import msgspec
 from rich.console import Console
 
+from streamcrawl.cli.options import write
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreUnavailable
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.progress import Progress
-from streamcrawl.ops.status import Status, number, read_status
+from streamcrawl.ops.status import Status, counted, number, read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of, split_url
@@ -37,7 +39,17 @@ from streamcrawl.sinks.jsonl import JsonlFile, check_writable
 from streamcrawl.store.connection import mapped_errors, redacted
 from streamcrawl.store.frontier import FETCH_STREAM, Frontier, delete_crawl, open_crawl, sink_stream
 from streamcrawl.store.keys import Keys
-from streamcrawl.work.seeds import STDIN, SeedLine, SeedLoop, argument_lines, read_lines, seed_url
+from streamcrawl.work.seeds import (
+    COMPLAINTS_MAX,
+    STDIN,
+    SeedLine,
+    SeedLoop,
+    argument_lines,
+    complaint,
+    read_ahead,
+    read_lines,
+    seed_url,
+)
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
 
 if TYPE_CHECKING:
@@ -101,7 +113,12 @@ def crawl(options: CrawlOptions) -> ExitCode:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
     _check(options)
-    return asyncio.run(_Crawl(options).run())
+    run = _Crawl(options)
+    try:
+        return asyncio.run(run.run())
+    except asyncio.CancelledError:
+        run.log("streamcrawl: interrupted")
+        return ExitCode.STOPPED
 
 
 def _check(options: CrawlOptions) -> None:
@@ -127,12 +144,34 @@ def _check(options: CrawlOptions) -> None:
         check_writable(Path(options.output))
 
 
+class _DeafStream:
+    """Standard error that nobody may be reading any more (`2>&1 | head`, a terminal that is gone): a crawl goes on."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Crawl:
     """One run of the command."""
 
     def __init__(self, options: CrawlOptions) -> None:
         self._options = options
-        self._console = Console(stderr=True)
+        self._console = Console(file=cast("IO[str]", _DeafStream(sys.stderr)) if sys.stderr else None, stderr=True)
+        self._main: asyncio.Task[Any] | None = None
+        self._signals = 0
+        self._grace_ms = 0
         self._supervisor: Supervisor | None = None
         self._stop_seeds = asyncio.Event()
         self._stop_progress = asyncio.Event()
@@ -149,10 +188,16 @@ class _Crawl:
             self.log(text)
 
     async def run(self) -> ExitCode:
+        """Run the command; cancelled by a signal that comes before anything runs, or by a third one."""
         options = self._options
+        self._main = asyncio.current_task()
+        for signal_ in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signal_, self._on_signal)
         lines = self._seed_lines(options.urls, options.seeds)
-        head = list(islice(lines, SEEDS_FOR_SCOPE_MAX))
-        self._name = options.name or self._default_name(head)
+        head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)
+        if options.seeds is not None and len(head) < SEEDS_FOR_SCOPE_MAX:
+            self._refuse_useless(head)
+        self._name = options.name if options.name is not None else self._default_name(head)
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(name=self._name, **options.settings)
         if options.redis_url is None and self._name not in embedded_names():
@@ -196,7 +241,7 @@ class _Crawl:
         sinks = self._sinks(stored, is_new=is_new)
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
-            head = list(islice(lines, SEEDS_FOR_SCOPE_MAX))
+            head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)
         scope = _merged_scope(settings, head, stored)
         if scope.seeds_cut:
             self.tell(
@@ -204,7 +249,9 @@ class _Crawl:
             )
 
         frontier, is_new = await open_crawl(client, settings, sinks=[sink.name for sink in sinks])
-        if not is_new:
+        if is_new:
+            self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
+        else:
             await self._join(store, frontier, sinks, settings)
         await frontier.control(
             # From here on seeds may come, whoever closed the crawl before; SeedLoop closes it after the last.
@@ -212,6 +259,7 @@ class _Crawl:
             crawl=msgspec.json.encode(self._as_stored(scope, sinks, stored)).decode(),
         )
         sinks = await self._without_written_elsewhere(frontier, sinks, settings.lease_ms)
+        self._grace_ms = settings.grace_ms
         self._supervisor = Supervisor(store.url, settings, frontier, scope=scope.state(), sinks=sinks, log=self.log)
         started = time.monotonic()
         seeds = SeedLoop(frontier, chain(head, lines), settings, self.log)
@@ -223,6 +271,14 @@ class _Crawl:
 
     def _seed_lines(self, urls: tuple[str, ...] | list[str], seeds: str | None) -> Iterator[SeedLine]:
         return chain(argument_lines(urls), read_lines(seeds) if seeds is not None else ())
+
+    def _refuse_useless(self, seeds: list[SeedLine]) -> None:
+        """Raise ConfigError, with the lines named, when none of the seeds is a URL: nothing has been touched yet."""
+        if any(seed_url(line.text)[0] is not None for line in seeds):
+            return
+        for line in seeds[:COMPLAINTS_MAX]:
+            self.log(complaint(line))
+        raise ConfigError(f"--seeds {self._options.seeds}: there is no http(s) URL in it")
 
     def _stored_seeds(self, stored: Stored) -> Iterator[SeedLine]:
         """Return the seeds of an earlier run that was stopped before it had offered all of them."""
@@ -237,12 +293,14 @@ class _Crawl:
             url, _ = seed_url(line.text)
             if url is not None:
                 return _NOT_A_NAME.sub("-", hostname_of(split_url(url)[0])).strip("-._")[:64] or "crawl"
-        names = [] if self._options.redis_url else embedded_names()
-        if self._options.is_resume and len(names) == 1:
+        if self._options.seeds is not None:
+            raise ConfigError(f"--seeds {self._options.seeds}: no http(s) URL at its beginning; give --name NAME")
+        if self._options.redis_url is not None:
+            raise ConfigError("say which crawl to resume: --name NAME (`streamcrawl status --redis URL` lists them)")
+        names = embedded_names()
+        if len(names) == 1:
             return names[0]
-        if self._options.is_resume:
-            raise ConfigError(f"say which crawl to resume: --name NAME (in {FOLDER}: {', '.join(names) or 'none'})")
-        raise ConfigError(f"--seeds {self._options.seeds}: there is no http(s) URL in it")
+        raise ConfigError(f"say which crawl to resume: --name NAME (in {FOLDER}: {', '.join(names) or 'none'})")
 
     def _nothing_to_resume(self) -> ConfigError:
         return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
@@ -282,13 +340,13 @@ class _Crawl:
         if "epoch" in state:
             status = await read_status(client, self._name)
             self.tell(
-                f"fresh: deleting crawl {self._name}: {number(status.page('done'))} pages done, "
-                f"{number(status.page('queued'))} queued, {number(status.dead_letters)} dead letters"
+                f"fresh: deleting crawl {self._name}: {counted(status.page('done'), 'page')} done, "
+                f"{number(status.page('queued'))} queued, {counted(status.dead_letters, 'dead letter')}"
             )
             # The crawl first: workers of it that are still alive elsewhere then stop and let their file go.
             await delete_crawl(client, self._name)
         for path in files:
-            self.tell(f"fresh: deleting {path} ({number(path.stat().st_size)} bytes)")
+            self.tell(f"fresh: deleting {path} ({counted(path.stat().st_size, 'byte')})")
             with await asyncio.to_thread(JsonlFile, path):
                 path.unlink()
 
@@ -296,7 +354,7 @@ class _Crawl:
         """Take a crawl over that is there already: alone on an embedded server, beside others elsewhere."""
         status = await read_status(store.client, self._name)
         self._pages_before = status.page("done")
-        far = f"{number(status.page('done'))} pages done, {number(status.page('queued'))} queued"
+        far = f"{counted(status.page('done'), 'page')} done, {number(status.page('queued'))} queued"
         is_alive = any(worker.beat_age_ms < settings.lease_ms for worker in status.workers)
         if is_alive and store.embedded is None:
             self.tell(f"joining crawl {status.name}: {far}, {number(status.slots)} slots at work elsewhere")
@@ -311,7 +369,7 @@ class _Crawl:
                 self.log(f"the last run did not end in order: {number(back)} pages that it had in hand are put back")
         mended = await frontier.reconcile()
         if mended:
-            self.log(f"{number(mended)} hosts had wrong counts and were mended")
+            self.log(f"counts were wrong and have been mended: {counted(mended, 'host')}")
 
     async def _without_written_elsewhere(
         self, frontier: Frontier, sinks: list[SinkSpec], lease_ms: int
@@ -354,15 +412,13 @@ class _Crawl:
         self, supervisor: Supervisor, seeds: SeedLoop, frontier: Frontier, store: Store, settings: Settings
     ) -> str:
         """Run supervisor, seeds, progress and the watch over the server; return the supervisor's word."""
-        loop = asyncio.get_running_loop()
-        for signal_ in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_, self._on_signal, settings.grace_ms)
         progress = Progress(
             frontier,
             self._console,
             mode=self._progress_mode(),
             pages_max=settings.pages_max,
             workers=lambda: _count_workers(supervisor),
+            write=self._write,
         )
         main = asyncio.create_task(supervisor.run(), name="supervisor")
         showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
@@ -384,21 +440,24 @@ class _Crawl:
                 supervisor.stop()
             await asyncio.gather(main, feeding, watching, return_exceptions=True)
             await showing
-            for signal_ in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(signal_)
 
     async def _feed(self, seeds: SeedLoop) -> None:
         await seeds.run(self._stop_seeds)
         if seeds.refused and not seeds.accepted:
             raise ConfigError("none of the seeds is an http(s) URL: there is nothing to crawl")
 
-    def _on_signal(self, grace_ms: int) -> None:
-        assert self._supervisor is not None
-        if not self._stop_seeds.is_set():
-            self._stop_seeds.set()
-            self.log(f"stopping: up to {grace_ms / 1000:g} s for what is under way; once more to stop at once")
+    def _on_signal(self) -> None:
+        """Stop in order, then at once, then without waiting for anything; before the workers start, at once."""
+        assert self._main is not None
+        self._signals += 1
+        if self._supervisor is None or self._signals > 2:
+            self._main.cancel()
+            return
+        if self._signals == 1:
+            self.log(f"stopping: up to {self._grace_ms / 1000:g} s for what is under way; once more to stop at once")
         else:
             self.log("stopping at once")
+        self._stop_seeds.set()
         self._supervisor.stop()
 
     def _progress_mode(self) -> str:
@@ -427,9 +486,15 @@ class _Crawl:
 
     def _show(self, run: Run, status: Status) -> None:
         if self._options.is_json:
-            click.echo(msgspec.json.encode(summary_json(run, status)))
+            self._write(msgspec.json.encode(summary_json(run, status)).decode())
         elif not self._options.is_quiet:
-            click.echo("\n".join(summary_lines(run, status)))
+            self._write("\n".join(summary_lines(run, status)))
+
+    def _write(self, text: str) -> None:
+        try:
+            write(text)
+        except ConfigError as error:  # the crawl goes on, and its exit code says how it ended
+            self.log(f"streamcrawl: {error}")
 
 
 # -- parts without a state of their own

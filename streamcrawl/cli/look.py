@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
+from streamcrawl.cli.options import write
 from streamcrawl.cli.store import FOLDER, embedded_names, existing_store
 from streamcrawl.errors import ConfigError, ExitCode, StoreUnavailable
 from streamcrawl.ops.audit import audit
-from streamcrawl.ops.status import condition, crawl_names, number, read_status, status_lines
+from streamcrawl.ops.status import condition, counted, crawl_names, number, read_status, status_lines
 from streamcrawl.store.connection import check_server, connect, mapped_errors
 from streamcrawl.store.embedded import EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
@@ -33,9 +33,9 @@ def show_status(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
 
     status = asyncio.run(read())
     if is_json:
-        click.echo(msgspec.json.encode(status.as_json()))
+        write(msgspec.json.encode(status.as_json()).decode())
     else:
-        click.echo("\n".join(status_lines(status)))
+        write("\n".join(status_lines(status)))
     return ExitCode.DONE
 
 
@@ -43,12 +43,14 @@ def list_crawls(redis_url: str | None, *, is_json: bool) -> ExitCode:
     """Print the crawls of a Redis, or those in this folder; of the latter, figures only of those that run."""
     rows = asyncio.run(_list(redis_url))
     if is_json:
-        click.echo(msgspec.json.encode({"crawls": rows}))
+        write(msgspec.json.encode({"crawls": rows}).decode())
     elif not rows:
-        click.echo(f"no crawls in {'this Redis' if redis_url else FOLDER}")
+        write(f"no crawls in {'this Redis' if redis_url else FOLDER}")
     for row in () if is_json else rows:
-        figures = f", {number(row['done'])} pages done, {number(row['queued'])} queued" if "done" in row else ""
-        click.echo(f"{row['name']}: {row['condition']}{figures}")
+        figures = f", {counted(row['done'], 'page')} done, {number(row['queued'])} queued" if "done" in row else ""
+        write(f"{row['name']}: {row['condition']}{figures}")
+    if not is_json and any("done" not in row for row in rows):
+        write("`streamcrawl status NAME` says how far a crawl came that is not running")
     return ExitCode.DONE
 
 
@@ -91,15 +93,16 @@ def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
 
     report = asyncio.run(read())
     if is_json:
-        click.echo(msgspec.json.encode(report.as_json()))
+        write(msgspec.json.encode(report.as_json()).decode())
     else:
         for line in report.faults:
-            click.echo(line)
+            write(line)
         for line in report.notes:
-            click.echo(f"note: {line}")
-        what = f"{number(report.hosts)} hosts, {number(report.keys)} keys, {len(report.lines)} lines of counts"
-        found = "every figure fits" if report.is_sound else f"{number(len(report.faults))} faults"
-        click.echo(f"audit {name}: {what}: {found}")
+            write(f"note: {line}")
+        size = ((report.hosts, "host"), (report.keys, "key"), (len(report.lines), "line"))
+        what = ", ".join(counted(count, noun) for count, noun in size) + " of counts"
+        found = "every figure fits" if report.is_sound else counted(len(report.faults), "fault")
+        write(f"audit {name}: {what}: {found}")
     return ExitCode.DONE if report.is_sound else ExitCode.AUDIT_FAILED
 
 

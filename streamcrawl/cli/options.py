@@ -6,6 +6,8 @@ Imports nothing heavy: it is loaded for every `--help`.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -89,6 +91,21 @@ def guarded(function: F) -> F:
             return error.exit_code
 
     return run  # type: ignore[return-value]  # the signature is the function's own
+
+
+def write(text: str) -> None:
+    """Write a line to standard output. Whoever read it may have gone (`| head`), which is no error of ours.
+
+    Raises:
+        ConfigError: it cannot be written, on a full disk for example. What comes later is dropped without a word.
+    """
+    try:
+        click.echo(text)
+    except OSError as error:
+        # Python would try the rest again at exit, and fail there with a traceback and a code of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise ConfigError(f"standard output cannot be written to: {error.strerror}") from error
 
 
 def redis_option(**kwargs: Any) -> Callable[[F], F]:

@@ -1,12 +1,11 @@
 """Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
 
-Reads three small answers in one round trip every two seconds, whatever the size of the crawl; if the store does not
+Reads four small answers in one round trip every two seconds, whatever the size of the crawl; if the store does not
 answer, the last figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import StoreError
-from streamcrawl.ops.status import number
+from streamcrawl.ops.status import counted, number
+from streamcrawl.rules.task import Kind
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.work.loops import sleep_or_stop
 
@@ -46,11 +46,13 @@ class Sample:
     """Dispatched and not ended."""
     delayed: int = 0
     errors: int = 0
-    """Fetches that brought nothing and were, or will be, tried again."""
+    """Fetches that brought nothing and are tried again; those of robots.txt too, as no page comes before it."""
     dead: int = 0
     dropped: int = 0
     hosts: int = 0
     """Hosts with something to fetch, now or when their delay has passed."""
+    failing: int = 0
+    """Hosts of which the last fetch brought no answer."""
     slots: int = 0
     note: str = ""
     """Why nothing is fetched at the moment; '' when all is well."""
@@ -103,6 +105,7 @@ class Progress:
         mode: str,
         pages_max: int | None,
         workers: Callable[[], tuple[int, int]],
+        write: Callable[[str], None],
     ) -> None:
         """Prepare the display.
 
@@ -112,11 +115,13 @@ class Progress:
             mode: `live`, `lines`, `json` (on standard output) or `none`.
             pages_max: The budget, for the estimate; None without one.
             workers: Returns fetch processes and busy slots of this machine.
+            write: Writes one line to standard output.
         """
         self._frontier = frontier
         self._console = console
         self._mode = mode
         self._workers = workers
+        self._write = write
         self._meter = Meter(pages_max)
         self._started_s = time.monotonic()
 
@@ -126,18 +131,20 @@ class Progress:
             return
         if self._mode == "live":
             from rich.live import Live
+            from rich.text import Text
 
             with Live(console=self._console, auto_refresh=False, transient=True) as live:
                 while not stop.is_set():
                     if await self._sample():
-                        live.update(self.line(), refresh=True)
+                        line = self.line(self._console.width)
+                        live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
                     await sleep_or_stop(stop, SAMPLE_S)
             return
         await self._sample()  # the first line, ten seconds from here, then has a rate
         while not await sleep_or_stop(stop, LINE_S):
             if await self._sample():
                 if self._mode == "json":
-                    print(msgspec.json.encode(self.figures()).decode(), file=sys.stdout, flush=True)
+                    self._write(msgspec.json.encode(self.figures()).decode())
                 else:
                     self._console.print(self.line(), highlight=False, soft_wrap=True)
 
@@ -148,11 +155,12 @@ class Progress:
                 pipe.hgetall(keys.totals)
                 pipe.hmget(keys.state, "slots", "stopped", "throttled", "paused")
                 pipe.zcard(keys.schedule)
+                pipe.zcard(keys.failing)
                 with mapped_errors():
-                    totals, state, hosts = await pipe.execute()
+                    totals, state, hosts, failing = await pipe.execute()
         except StoreError:
             return False  # the loops say so; the last figures stay
-        self._meter.add(_sample(totals, state, hosts))
+        self._meter.add(_sample(totals, state, hosts, failing))
         return True
 
     def figures(self) -> dict[str, Any]:
@@ -171,30 +179,48 @@ class Progress:
             "busy": busy,
         }
 
-    def line(self) -> str:
-        """Return the figures for people."""
+    def line(self, width: int | None = None) -> str:
+        """Return the figures for people, in at most `width` columns: what matters least is left out first."""
+        return fitted(self._parts(), width)
+
+    def _parts(self) -> list[tuple[int, str]]:
+        """Return the figures with how soon each is left out: 0 is never."""
         last, eta_s = self._meter.last, self._meter.eta_s
         processes, busy = self._workers()
         parts = [
-            f"{number(last.done)} pages",
-            f"{self._meter.rate:.1f}/s",
-            f"{number(last.queued)} queued",
-            f"{number(last.hosts)} hosts",
-            f"{number(last.errors)} errors",
-            f"{number(last.dead)} dead",
-            f"{processes} workers ({busy} busy)",
-            clock(time.monotonic() - self._started_s),
+            (0, counted(last.done, "page")),
+            (0, f"{self._meter.rate:.1f}/s"),
+            (0, f"{number(last.queued)} queued"),
+            (3, counted(last.hosts, "host")),
+            (1, counted(last.errors, "error")),
+            (2, f"{number(last.dead)} dead"),
+            (4, f"{counted(processes, 'worker')} ({busy} busy)"),
+            (0, clock(time.monotonic() - self._started_s)),
         ]
         if eta_s is not None:
-            parts.append(f"{clock(eta_s)} left")
+            parts.append((1, f"{clock(eta_s)} left"))
+        if last.failing:
+            parts.append((0, f"{counted(last.failing, 'host')} not answering"))
         if last.note:
-            parts.append(last.note)
-        return " · ".join(parts)
+            parts.append((0, last.note))
+        return parts
 
 
-def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int) -> Sample:
+def fitted(parts: list[tuple[int, str]], width: int | None) -> str:
+    """Return the texts in one line of at most `width` columns, without those of the greatest ranks if need be."""
+    for rank_most in range(max(rank for rank, _ in parts), -1, -1):
+        line = " · ".join(text for rank, text in parts if rank <= rank_most)
+        if width is None or len(line) <= width:
+            break
+    return line
+
+
+def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int, failing: int) -> Sample:
+    def total(name: str) -> int:
+        return int(totals.get(name.encode(), 0))
+
     def page(name: str) -> int:
-        return int(totals.get(f"page.{name}".encode(), 0))
+        return total(f"page.{name}")
 
     slots, stopped, throttled, paused = ((value or b"").decode() for value in state)
     note = ""
@@ -210,10 +236,11 @@ def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int
         queued=page("queued"),
         in_hand=page("streamed"),
         delayed=page("delayed"),
-        errors=page("retried") + page("unanswered"),
+        errors=sum(total(f"{kind}.{end}") for kind in Kind for end in ("retried", "unanswered")),
         dead=page("dead"),
         dropped=page("dropped"),
         hosts=hosts,
+        failing=failing,
         slots=int(slots or 0),
         note=note,
     )

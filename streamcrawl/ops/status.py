@@ -296,7 +296,7 @@ def status_lines(status: Status) -> list[str]:
     rows += [
         (
             "output",
-            f"{sink.path or sink.name}: {number(sink.written)} records, {number(sink.offset)} bytes, "
+            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {counted(sink.offset, 'byte')}, "
             f"{number(sink.waiting)} waiting",
         )
         for sink in status.sinks
@@ -329,7 +329,9 @@ def _worker_text(worker: WorkerStatus) -> str:
         decoded = msgspec.json.decode(worker.info or "{}")
         info = decoded if isinstance(decoded, dict) else {}
     details = "".join(f", {key} {value}" for key, value in info.items())
-    return f"{worker.consumer}: {worker.slots} slots, last beat {worker.beat_age_ms / 1000:.1f} s ago{details}"
+    return (
+        f"{worker.consumer}: {counted(worker.slots, 'slot')}, last beat {worker.beat_age_ms / 1000:.1f} s ago{details}"
+    )
 
 
 def reasons(counts: Mapping[str, int]) -> str:
@@ -343,6 +345,11 @@ def reasons(counts: Mapping[str, int]) -> str:
 
 def number(count: int) -> str:
     return f"{count:,}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 page`, `2,000 pages`: of nouns that take an s."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def memory(status: Status) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import clock
-from streamcrawl.ops.status import number, reasons
+from streamcrawl.ops.status import counted, number, reasons
 
 if TYPE_CHECKING:
     from streamcrawl.ops.status import Status
@@ -63,7 +63,7 @@ def summary_lines(run: Run, status: Status) -> list[str]:
     rate = fetched / run.elapsed_s if run.elapsed_s > 0 else 0.0
     lines = [
         f"crawl {status.name}: {_ending(run, status)}",
-        f"  {number(fetched)} pages in {clock(run.elapsed_s)}, {rate:.1f}/s"
+        f"  {counted(fetched, 'page')} in {clock(run.elapsed_s)}, {rate:.1f}/s"
         + (f"; {number(status.page('done'))} in all" if run.pages_before else ""),
     ]
     left = status.page("queued") + status.page("streamed") + status.page("delayed")
@@ -79,7 +79,7 @@ def summary_lines(run: Run, status: Status) -> list[str]:
     if status.dead_letters > len(status.newest_dead) > 0:
         lines.append(f"    and {number(status.dead_letters - len(status.newest_dead))} more")
     lines += [
-        f"  output: {sink.path or sink.name} ({number(sink.written)} records"
+        f"  output: {sink.path or sink.name} ({counted(sink.written, 'record')}"
         + (f", {number(sink.waiting)} not written yet)" if sink.waiting else ")")
         for sink in status.sinks
     ]

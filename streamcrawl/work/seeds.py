@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +36,8 @@ FULL_PAUSE_S: Final = 0.5
 COMPLAINTS_MAX: Final = 20
 """Bad lines reported one by one; the others are counted."""
 _BLOCK_BYTES: Final = 65_536
+_IPV4: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+_NO_URL: Final = "is not an http(s) URL"
 
 
 class SeedLine(NamedTuple):
@@ -88,10 +92,45 @@ def _raw_lines(fd: int) -> Iterator[bytes]:
         yield rest
 
 
-def seed_url(text: str) -> tuple[str | None, bool]:
-    """Return the canonical URL of a seed, None when it is none, and whether `https://` was put in front.
+async def read_ahead(lines: Iterator[SeedLine], count: int) -> list[SeedLine]:
+    """Return the next lines, at most `count`; fewer only at the end.
 
-    Only a bare host, with or without port and path, gets a scheme: `example.org`, `example.org:8443/a`.
+    Read in a daemon thread: standard input may keep us waiting, and a signal must be heard meanwhile. When this is
+    cancelled the thread still takes from `lines`, which nobody else may then use.
+
+    Raises:
+        ConfigError: the source cannot be read.
+    """
+    loop = asyncio.get_running_loop()
+    taken: asyncio.Future[list[SeedLine]] = loop.create_future()
+
+    def settle(found: list[SeedLine], error: ConfigError | None) -> None:
+        if taken.done():
+            return
+        if error is None:
+            taken.set_result(found)
+        else:
+            taken.set_exception(error)
+
+    def read() -> None:
+        found: list[SeedLine] = []
+        error = None
+        try:
+            found += islice(lines, count)
+        except ConfigError as refused:
+            error = refused
+        with suppress(RuntimeError):  # the loop was closed while we waited for input
+            loop.call_soon_threadsafe(settle, found, error)
+
+    threading.Thread(target=read, name="first seeds", daemon=True).start()
+    return await taken
+
+
+def seed_url(text: str) -> tuple[str | None, bool]:
+    """Return the canonical URL of a seed, None when it is none, and whether a scheme was put in front.
+
+    Only a bare host, with or without port and path, gets one: `example.org`, `example.org:8443/a`. It is https, but
+    http for this machine and for bare addresses, which seldom have a certificate; browsers complete them the same way.
     """
     url = canonical_url(text)
     if url is not None:
@@ -99,7 +138,13 @@ def seed_url(text: str) -> tuple[str | None, bool]:
     head = text.partition("/")[0]
     name, colon, port = head.partition(":")
     is_host = ("." in name or name == "localhost") and (not colon or port.isdecimal()) and "@" not in head
-    return (canonical_url(f"https://{text}"), True) if is_host else (None, False)
+    scheme = "http" if name == "localhost" or _IPV4.fullmatch(name) else "https"
+    return (canonical_url(f"{scheme}://{text}"), True) if is_host else (None, False)
+
+
+def complaint(line: SeedLine) -> str:
+    """Return what is said of a seed that is no URL, with its place."""
+    return f"{line.place}{_shown(line.text)} {_NO_URL}"
 
 
 class SeedLoop:
@@ -150,7 +195,7 @@ class SeedLoop:
 
     def _add(self, line: SeedLine, links: Links) -> None:
         url, is_completed = seed_url(line.text)
-        why = "is not an http(s) URL"
+        why = _NO_URL
         if url is not None and len(url) > self._url_max_bytes:
             url, why = None, f"is longer than {self._url_max_bytes} bytes"
         if url is None:

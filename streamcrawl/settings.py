@@ -177,7 +177,9 @@ def make_settings(**values: Any) -> Settings:
         if value is not None and value < least:
             raise ConfigError(f"{field}={value} will not do: the least is {least}")
     if settings.shards > 1:
-        raise ConfigError(f"shards={settings.shards} will not do: this version keeps a crawl in one shard; leave it out")
+        raise ConfigError(
+            f"shards={settings.shards} will not do: this version keeps a crawl in one shard; leave it out"
+        )
     for field in ("allow", "deny"):
         for pattern in getattr(settings, field):
             compile_pattern(field, pattern)

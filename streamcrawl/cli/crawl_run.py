@@ -228,11 +228,13 @@ class _Crawl:
         if options.is_resume:
             if is_new:
                 raise self._nothing_to_resume()
-            if stored is not None:
-                settings = make_settings(
-                    **(stored.settings | from_environment(os.environ) | options.settings | {"name": self._name})
-                )
-                await _set_memory(store, settings)
+            if stored is None:
+                # Killed between its opening and the storing of its seeds: without them it would end as complete.
+                raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
+            settings = make_settings(
+                **(stored.settings | from_environment(os.environ) | options.settings | {"name": self._name})
+            )
+            await _set_memory(store, settings)
         if not store.memory_max_bytes and settings.memory_max_bytes is None:
             raise ConfigError(
                 "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
@@ -259,6 +261,10 @@ class _Crawl:
             crawl=msgspec.json.encode(self._as_stored(scope, sinks, stored)).decode(),
         )
         sinks = await self._without_written_elsewhere(frontier, sinks, settings.lease_ms)
+        if self._signals:
+            # The cancellation was swallowed: redis-py awaits by asyncio.wait_for, which loses one that comes with the
+            # answer (Python 3.11, gh-86296; mended in 3.12). From here on the supervisor is told to stop.
+            raise asyncio.CancelledError
         self._grace_ms = settings.grace_ms
         self._supervisor = Supervisor(store.url, settings, frontier, scope=scope.state(), sinks=sinks, log=self.log)
         started = time.monotonic()

@@ -18,6 +18,7 @@ from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.waker import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class SinkLoop:
         self._writer = 0
         self._held: list[int] = []
         self._patience = Patience(f"sink {sink}", log)
+        self._waker = Waker(reader, frontier.client)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Write until `stop` is set; what has been read by then is still written and committed.
@@ -101,6 +103,7 @@ class SinkLoop:
             StoreError: but for StoreUnavailable, which is waited out.
         """
         is_in_doubt = True
+        waking = asyncio.create_task(self._wake_at(stop), name="wake at stop")
         try:
             while not stop.is_set():
                 if is_in_doubt:
@@ -111,6 +114,7 @@ class SinkLoop:
                     batch = await self._read_batch(stop)
                     word = await self._write_batch(batch, stop) if batch else _Word.DONE
                 except StoreUnavailable as error:
+                    self._waker.forget()
                     await self._patience.wait(error, stop)
                     word = _Word.DOUBT
                 except NoGroup:
@@ -123,6 +127,13 @@ class SinkLoop:
                 is_in_doubt = word is _Word.DOUBT
         except CrawlGone as error:
             self._log(f"sink {self._sink}: {error}")
+        finally:
+            waking.cancel()
+            await self._waker.close()
+
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._waker.wake()
 
     async def _take_over(self, stop: asyncio.Event) -> bool:
         """Become the writer, or make sure that we still are, and cut the file to what is committed; False: stopped."""
@@ -156,6 +167,10 @@ class SinkLoop:
 
     async def _read_batch(self, stop: asyncio.Event) -> list[Entry]:
         """Return up to a batch of entries; none when nothing came within BLOCK_MS."""
+        with mapped_errors():
+            await self._waker.learn()
+        if stop.is_set():
+            return []
         entries = await self._read(self._batch, block_ms=BLOCK_MS)
         if entries and len(entries) < self._batch and not await sleep_or_stop(stop, self._linger_s):
             entries += await self._read(self._batch - len(entries), block_ms=None)

@@ -30,6 +30,7 @@ from aiohttp import (
     DummyCookieJar,
     TCPConnector,
     ThreadedResolver,
+    TraceConfig,
     client_exceptions,
 )
 from aiohttp.client_proto import ResponseHandler
@@ -52,10 +53,10 @@ from streamcrawl.rules.urls import canonical_url
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
-    from types import TracebackType
+    from collections.abc import Callable, Mapping
+    from types import SimpleNamespace, TracebackType
 
-    from aiohttp import StreamReader
+    from aiohttp import StreamReader, TraceRequestHeadersSentParams
     from aiohttp.connector import Connection
     from multidict import CIMultiDictProxy
 
@@ -150,6 +151,8 @@ class Fetcher:
             response_class=_Response,
             auto_decompress=True,
             trust_env=False,
+            # Only where starts are kept apart: with it every request of aiohttp takes a longer way.
+            trace_configs=[_tell_when_sent()] if _keeps_starts_apart(settings) else None,
         )
         return self
 
@@ -166,6 +169,7 @@ class Fetcher:
         referrer: str | None = None,
         body_max_bytes: int | None = None,
         headers: Mapping[str, str] | None = None,
+        on_sent: Callable[[], None] | None = None,
     ) -> Answer:
         """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
 
@@ -174,6 +178,8 @@ class Fetcher:
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
             headers: Sent with this request, over the ones sent always.
+            on_sent: Called when the request goes out, after DNS and connecting; only with a host concurrency
+                above 1 and a delay.
 
         Raises:
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
@@ -196,6 +202,7 @@ class Fetcher:
                     headers=headers,
                     allow_redirects=False,
                     read_bufsize=read_buffer,
+                    trace_request_ctx=on_sent,
                 )
                 break
             except _StaleConnection as stale:
@@ -390,6 +397,21 @@ class _Response(ClientResponse):
             raise mapped from error
         handler.has_answered = True
         return self
+
+
+def _keeps_starts_apart(settings: Settings) -> bool:
+    """Whether a host may have several fetches at a time and a delay too, of the crawl or of its robots.txt."""
+    return settings.host_concurrency > 1 and (settings.delay_ms > 0 or settings.obey_robots)
+
+
+def _tell_when_sent() -> TraceConfig:
+    async def sent(_: ClientSession, context: SimpleNamespace, __: TraceRequestHeadersSentParams) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx()
+
+    config = TraceConfig()
+    config.on_request_headers_sent.append(sent)
+    return config
 
 
 def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:

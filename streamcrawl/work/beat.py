@@ -100,7 +100,7 @@ class BeatLoop:
             if child.role != "fetch":
                 continue
             for held in child.board.held():
-                if held.begun_ms and now - held.begun_ms > self._work_max_ms + HUNG_SPARE_MS:
+                if held.begun_ms > 0 and now - held.begun_ms > self._work_max_ms + HUNG_SPARE_MS:
                     self._log(
                         f"worker {child.consumer} works at one entry for {(now - held.begun_ms) / 1000:.0f} s, longer "
                         "than handler_timeout allows: it is killed and replaced"

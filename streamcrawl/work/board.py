@@ -22,10 +22,12 @@ _HEADER_BYTES: Final = 64
 _RECORD: Final = struct.Struct("<QQq")
 _INT: Final = struct.Struct("<q")
 _FREE: Final = (0, 0, 0)
+RESTING: Final = -1
+"""In place of the time of its begin: a request went out before, and nothing of the entry runs now."""
 
 
 class Held(NamedTuple):
-    """One entry in a child's hands; `begun_ms` 0 while it waits for its turn."""
+    """One entry in a child's hands; `begun_ms` 0 while it waits for its turn, RESTING when it waits again."""
 
     entry_id: str
     begun_ms: int
@@ -69,6 +71,10 @@ class Board:
     def begin(self, index: int) -> None:
         """Stamp the entry as running since now: a fetch, or a handler, has begun."""
         _INT.pack_into(self._memory, _HEADER_BYTES + index * _RECORD.size + 16, monotonic_ms())
+
+    def rest(self, index: int) -> None:
+        """Stamp the entry as waiting again: for its host's delay, or for its commit. A crash now is not its doing."""
+        _INT.pack_into(self._memory, _HEADER_BYTES + index * _RECORD.size + 16, RESTING)
 
     def release(self, index: int) -> None:
         offset = _HEADER_BYTES + index * _RECORD.size

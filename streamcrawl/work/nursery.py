@@ -32,6 +32,8 @@ EXIT_UNKNOWN: Final = -9
 EXIT_CODE_WAIT_S: Final = 1.0
 LAST_EVENTS_S: Final = 0.2
 EVENT_MAX_BYTES: Final = 16 * 1024 * 1024
+NURSERIES_MAX: Final = 5
+"""Tried for one child: one may be killed by chance, five in a row have a cause."""
 _MESSAGE_MAX: Final = 4096
 
 
@@ -111,11 +113,20 @@ class Nursery:
         Raises:
             OSError: no process can be started.
         """
-        control_ours, control_theirs = socket.socketpair()
-        events_ours, events_theirs = socket.socketpair()
-        with control_theirs, events_theirs:
-            async with self._lock:
-                pid = await self._ask(role, capacity, [control_theirs.fileno(), events_theirs.fileno(), board_fd])
+        for _ in range(NURSERIES_MAX):
+            # New lines for each try: a nursery that died may have forked a child that it could not tell us of. That one
+            # ends with its lines; two children on the same lines would each get a part of what is said.
+            control_ours, control_theirs = socket.socketpair()
+            events_ours, events_theirs = socket.socketpair()
+            with control_theirs, events_theirs:
+                async with self._lock:
+                    pid = await self._ask(role, capacity, [control_theirs.fileno(), events_theirs.fileno(), board_fd])
+            if pid:
+                break
+            control_ours.close()
+            events_ours.close()
+        else:
+            raise OSError("worker processes cannot be started: their parent process dies at once")
         # Both ends of each: asyncio closes a connection when the half that nobody reads or writes is collected.
         control = await asyncio.open_unix_connection(sock=control_ours)
         events = await asyncio.open_unix_connection(sock=events_ours, limit=EVENT_MAX_BYTES)
@@ -137,20 +148,18 @@ class Nursery:
             await self._process.wait()
 
     async def _ask(self, role: str, capacity: int, fds: list[int]) -> int:
-        for _ in range(2):
-            if self._process is None or self._process.returncode is not None or self._reading is None:
-                await self._start()
-            assert self._socket is not None
-            try:
-                socket.send_fds(self._socket, [f"{role} {capacity}".encode()], fds)
-            except (BrokenPipeError, ConnectionResetError):
-                self._process = None
-                continue
+        """Return the process id of a new child; 0 when the nursery died before it answered."""
+        if self._process is None or self._process.returncode is not None or self._reading is None:
+            await self._start()
+        assert self._socket is not None
+        try:
+            socket.send_fds(self._socket, [f"{role} {capacity}".encode()], fds)
             pid = await self._born.get()
-            if pid:
-                return pid
-            self._process = None  # it died before it answered
-        raise OSError("worker processes cannot be started: their parent process dies at once")
+        except (BrokenPipeError, ConnectionResetError):
+            pid = 0
+        if not pid:
+            self._process = None
+        return pid
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

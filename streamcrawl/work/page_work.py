@@ -9,6 +9,7 @@ errors of the handler are retried or become a dead letter with their traceback; 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, TooManyRedirects
+from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, StoreError, TooManyRedirects
 from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import parse_retry_after_ms
 from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
@@ -31,7 +32,7 @@ from streamcrawl.work.handlers import Handled, Handler, load_handler, page_recor
 from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
@@ -110,6 +111,7 @@ class PageWork:
         self._policy = RetryPolicy.from_settings(settings)
         self._robots = RobotsCache(frontier, settings)
         self.seen = RecentlySeen()
+        self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
             Handler(load_handler(settings.handler), timeout_ms=settings.handler_timeout_ms)
             if settings.handler
@@ -202,6 +204,25 @@ class PageWork:
                 raise LeaseLost("taken back while it waited for its host")
             await asyncio.sleep(ms / 1000)
 
+    def _on_sent(self, entry: Entry, task: CrawlTask, delay_ms: int) -> Callable[[], None] | None:
+        """Return what is to be called when a request goes out that had its START just now; None where none is asked."""
+        if not self._must_ask(delay_ms):
+            return None
+        started_ms = monotonic_ms()
+
+        def sent() -> None:
+            if monotonic_ms() - started_ms > START_LATE_MS:
+                # Resolving, connecting and TLS took their time: the next START has to count from here.
+                telling = asyncio.create_task(self._tell_late_start(entry.id, task.host))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
+
+        return sent
+
+    async def _tell_late_start(self, entry_id: str, host: str) -> None:
+        with contextlib.suppress(StoreError):
+            await self._frontier.start(entry_id, host, wait_max_ms=-1, margin_ms=0)
+
     # -- pages
 
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, verdict: Verdict) -> Ending:
@@ -209,7 +230,9 @@ class PageWork:
         while True:
             self._board.begin(index)
             try:
-                answer = await self._fetcher.fetch(url, referrer=task.referrer)
+                answer = await self._fetcher.fetch(
+                    url, referrer=task.referrer, on_sent=self._on_sent(entry, task, verdict.delay_ms)
+                )
                 if answer.location is None:
                     break
                 hops.append(url)
@@ -225,6 +248,7 @@ class PageWork:
                 return self._redirected(entry, task, answer, host, path, hops)
             if not verdict.rules.allows(url):
                 return self._drop(entry, task, DropReason.ROBOTS, answer)
+            self._board.rest(index)
             # A hop is a fetch like any other: the host's delay counts from the end of the one before.
             if not self._must_ask(verdict.delay_ms):
                 await _sleep_until(answer.ended_at + verdict.delay_ms / 1000)
@@ -308,7 +332,11 @@ class PageWork:
         url, hops = task.url, 0
         try:
             while True:
-                answer = await self._fetcher.fetch(url, body_max_bytes=2 * ROBOTS_MAX_BYTES)
+                answer = await self._fetcher.fetch(
+                    url,
+                    body_max_bytes=2 * ROBOTS_MAX_BYTES,
+                    on_sent=self._on_sent(entry, task, self._settings.delay_ms),
+                )
                 if answer.location is None:
                     said = verdict_for_status(answer.status)
                     break
@@ -319,8 +347,10 @@ class PageWork:
                     said = "allow"
                     break
                 url = answer.location
+                self._board.rest(index)
                 await _sleep_until(answer.ended_at + self._settings.delay_ms / 1000)
                 await self._lease_is_fresh()
+                self._board.begin(index)
         except FetchError as error:
             if error.is_unanswered or error.is_retryable:
                 return self._unanswered(entry, task, error.kind)

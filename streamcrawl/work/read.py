@@ -10,7 +10,6 @@ takes no new work.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError, ResponseError
@@ -21,6 +20,7 @@ from streamcrawl.store.frontier import FETCH_STREAM, Entry
 from streamcrawl.store.keys import GROUP
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.waker import Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,20 +66,12 @@ class ReadLoop:
         self._looks_left = 0
         self._look_at_ms = 0
         self._patience = Patience("read", log, pause_max_s=lease_ms / 1000 / LOOKS)
-        self._connection_id: int | None = None
-        """By which the server knows the reading connection; None while it is to be asked."""
-        self._waking: asyncio.Task[None] | None = None
+        self._waker = Waker(reader, frontier.client)
 
     def stop(self) -> None:
         """Take nothing more. A read that waits in the server is ended there: with nothing, as if its time were over."""
         self._stop.set()
-        if self._waking is None and self._connection_id is not None:
-            self._waking = asyncio.create_task(self._wake(self._connection_id))
-
-    async def _wake(self, connection_id: int) -> None:
-        # Without it every stop, and the end of every crawl, would take up to BLOCK_MS longer; no more than that.
-        with contextlib.suppress(RedisError, OSError):
-            await self._frontier.client.client_unblock(connection_id)
+        self._waker.wake()
 
     async def run(self) -> None:
         stream = self._frontier.keys.fetch_stream
@@ -104,14 +96,14 @@ class ReadLoop:
                     await sleep_or_stop(self._stop, 0.05)
                     continue
                 try:
-                    if self._connection_id is None:
-                        self._connection_id = await self._reader.client_id()
-                        continue
+                    await self._waker.learn()
+                    if self._stop.is_set():
+                        continue  # set while it was asked for: nobody would end the read
                     reply: Any = await self._reader.xreadgroup(
                         GROUP, self._consumer, {stream: ">"}, count=free, block=BLOCK_MS
                     )
                 except (RedisError, OSError) as error:
-                    self._connection_id = None
+                    self._waker.forget()
                     await self._recover(error)
                     continue
                 self._patience.recovered()
@@ -123,8 +115,7 @@ class ReadLoop:
                 await self._look()
         finally:
             stopped.cancel()
-            if self._waking is not None:
-                await self._waking
+            await self._waker.close()
 
     async def _recover(self, error: Exception) -> None:
         mapped = map_error(error)

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from streamcrawl.work.loops import Log
     from streamcrawl.work.page_work import Ending, PageWork
 
-NEIGHBOURS_OF_A_SUSPECT: Final = 4
+NEIGHBOURS_OF_A_SUSPECT: Final = 16
+"""Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
+in hand is soon running again."""
+
+CANCEL_AGAIN_S: Final = 1.0
+"""Long enough for what a handler does when it is cancelled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,12 +135,12 @@ class Slots:
         """Cancel what runs and hand it back; what is already with the committer is left to it."""
         self._give_up.set()
         late = [hand for hand in self._hands.values() if not hand.is_submitted]
-        for hand in late:
-            if hand.running is not None:
-                hand.running.cancel()
-        running = [hand.running for hand in late if hand.running is not None]
-        if running:
-            await asyncio.wait(running)
+        running = {hand.running for hand in late if hand.running is not None}
+        while running:
+            for task in running:
+                task.cancel()
+            # Again and again: redis-py sends within asyncio.wait_for, which loses a cancellation before Python 3.12.
+            _, running = await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
         await self._hand_back([hand.entry.id for hand in late if hand.running is None])
         await self._hand_back([hand.entry.id for hand in late if hand.running is not None], is_begun=True)
         for hand in late:
@@ -239,6 +244,7 @@ class Slots:
     def _submit(self, hand: _Hand, ending: Ending) -> None:
         assert ending.commit is not None
         hand.is_submitted = True
+        self._board.rest(hand.index)
 
         def done(word: str) -> None:
             if word == "DONE":

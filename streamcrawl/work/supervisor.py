@@ -20,7 +20,7 @@ import msgspec
 from streamcrawl.errors import ConfigError, CrawlGone, StoreFull, StoreUnavailable
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
-from streamcrawl.work.board import Board, monotonic_ms
+from streamcrawl.work.board import RESTING, Board, monotonic_ms
 from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
@@ -385,7 +385,15 @@ class Supervisor:
         async def call() -> int:
             left = Beat(child.consumer, child.stream, -1, "{}")
             await self._frontier.beat([left], lease_ms=self._settings.lease_ms)
-            return await self._frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
+            back = 0
+            if is_crash and child.role == "fetch":
+                # What was not running when its worker died has not killed it, and no crash is counted against it.
+                held = child.board.held()
+                waiting = [entry.entry_id for entry in held if entry.begun_ms == 0]
+                resting = [entry.entry_id for entry in held if entry.begun_ms == RESTING]
+                back += await self._frontier.hand_back(child.stream, waiting)
+                back += await self._frontier.hand_back(child.stream, resting, is_begun=True)
+            return back + await self._frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
 
         back = await until_answered(call, self._patience, self._closing)
         if back and not self._closing.is_set():

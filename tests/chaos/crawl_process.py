@@ -28,6 +28,7 @@ from streamcrawl.store.connection import connect, mapped_errors
 from streamcrawl.store.embedded import SERVER_VARIABLE, EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     import signal
@@ -43,14 +44,6 @@ _POLL_S: Final = 0.02
 _AUDIT_PACE_S: Final = 0.5
 _MARK: Final = "TESTS_CRAWL"
 """Variable in the environment of all processes of one crawl."""
-
-
-async def until(condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
-    """Wait until `condition()` is true; `what` says in words what did not come."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        await asyncio.sleep(_POLL_S)
 
 
 class CrawlProcess:
@@ -154,9 +147,25 @@ class CrawlProcess:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    async def until(self, condition: Callable[[], Any], what: str, *, within_s: float = 30.0) -> None:
+        """Wait until `condition()` is true while the command runs; `what` says in words what did not come."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert self.is_running, f"crawl {self.name} ended before: {what}\n{self._tail()}"
+            assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self._tail()}"
+            await asyncio.sleep(_POLL_S)
+
+    async def until_fetched(self, site: SiteProcess, count: int) -> None:
+        """Wait until the site has answered `count` requests more than now."""
+        wanted = count_requests(site) + count
+        await self.until(lambda: count_requests(site) >= wanted, f"{count} more fetches")
+
     async def wait(self, within_s: float) -> int:
         """Wait for the end and return the exit code."""
-        await until(lambda: not self.is_running, f"end of crawl {self.name}:\n{self._tail()}", within_s=within_s)
+        deadline = time.monotonic() + within_s
+        while self.is_running:
+            assert time.monotonic() < deadline, f"crawl {self.name} did not end in {within_s:g} s\n{self._tail()}"
+            await asyncio.sleep(_POLL_S)
         assert self._process is not None
         code, self._process = self._process.returncode, None
         return code
@@ -233,6 +242,7 @@ class AuditWatch:
     def __init__(self, crawl: CrawlProcess) -> None:
         self._crawl = crawl
         self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
         self.faults: list[str] = []
         self.samples = 0
 
@@ -242,12 +252,11 @@ class AuditWatch:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        self._stop.set()
+        await self._task
 
     async def _run(self) -> None:
-        while True:
+        while not await sleep_or_stop(self._stop, _AUDIT_PACE_S):
             # A store that is down, or a crawl that does not exist yet, is another test's business.
             with suppress(StoreUnavailable, ConfigError):
                 if self._crawl.is_running:
@@ -255,7 +264,6 @@ class AuditWatch:
                         report = await audit(frontier)
                     self.samples += 1
                     self.faults += report.faults
-            await asyncio.sleep(_AUDIT_PACE_S)
 
     def assert_sound(self) -> None:
         assert self.samples, "the crawl was over before anybody could look"
@@ -287,6 +295,11 @@ async def assert_at_rest(crawl: CrawlProcess) -> None:
         async for hosts in frontier.host_chunks(500):
             for host in hosts:
                 assert await frontier.client.hget(frontier.keys.host(host), "in_flight") in (None, b"0"), host
+
+
+def count_requests(site: SiteProcess) -> int:
+    """Return how many requests the site has answered; reads no line, so it may be asked again and again."""
+    return site.log.read_bytes().count(b"\n")
 
 
 def overlapping(requests: Sequence[LoggedRequest]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.errors import ExitCode
-from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete, overlapping, until
+from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete, overlapping
 from tests.proxy import Cut, CuttingProxy
 from tests.site.server import SiteProcess, SiteSpec
 
@@ -54,13 +54,9 @@ async def test_cut_connections_strand_and_repeat_nothing(
             crawl.start()
             async with AuditWatch(crawl) as watch:
                 # Not at the start and not at the end: a person waits there, and is told rather than kept waiting.
-                await until(lambda: len(site.requests()) > 10, "the first fetches")
+                await crawl.until_fetched(site, 10)
                 proxy.is_cutting = True
-                await until(
-                    lambda: crawl.count_records() >= pages or not crawl.is_running,
-                    f"all records:\n{crawl.log}",
-                    within_s=END_S,
-                )
+                await crawl.until(lambda: crawl.count_records() >= pages, "all records", within_s=END_S)
                 proxy.is_cutting = False
                 code = await crawl.wait(END_S)
             assert code == ExitCode.DONE, crawl.log

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from streamcrawl.errors import ExitCode
-from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete, until
+from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete
 from tests.site.model import address
 from tests.site.server import SiteProcess, SiteSpec
 
@@ -144,11 +144,7 @@ async def test_killed_crawl_goes_on_where_it_was(
         async with AuditWatch(crawl) as watch:
             crawl.start()
             for _ in range(CRAWL_KILLS):
-                asked = len(site.requests())
-                await until(
-                    lambda asked=asked: len(site.requests()) > asked,  # type: ignore[misc]
-                    f"a fetch of the crawl that was started again:\n{crawl.log}",
-                )
+                await crawl.until_fetched(site, 1)
                 await asyncio.sleep(dice.uniform(0, 2))
                 assert crawl.is_running, crawl.log
                 crawl.kill9()

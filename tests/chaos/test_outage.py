@@ -15,7 +15,6 @@ from tests.chaos.crawl_process import (
     assert_complete,
     overlapping,
     repeated,
-    until,
 )
 from tests.redis_server import DURABLE, RedisServer
 from tests.site.server import SiteProcess, SiteSpec
@@ -37,11 +36,6 @@ def crawl_settings() -> dict[str, object]:
     return {"processes": 2, "lease": f"{LEASE_S}s", "delay": "500ms", "retry_base": "200ms"}
 
 
-async def fetched_more(site: SiteProcess, crawl: CrawlProcess, count: int) -> None:
-    before = len(site.requests())
-    await until(lambda: len(site.requests()) >= before + count, f"{count} more fetches:\n{crawl.log}")
-
-
 async def test_paused_redis_counts_as_nobodys_crash(tmp_path: Path, crawl_name: str) -> None:
     # A redirect is followed after the host's delay: its task has begun, and may not go on while nobody confirms leases.
     spec = SiteSpec(hosts=16, pages_per_host=60 if IS_FULL else 18, links=12, latency_ms=50, redirect_within=0.4)
@@ -52,7 +46,7 @@ async def test_paused_redis_counts_as_nobodys_crash(tmp_path: Path, crawl_name: 
     ):
         crawl.start()
         for seconds in OUTAGES_S:
-            await fetched_more(site, crawl, PAGES_BETWEEN)
+            await crawl.until_fetched(site, PAGES_BETWEEN)
             redis.sigstop()
             await asyncio.sleep(seconds)
             redis.sigcont()
@@ -74,7 +68,7 @@ async def test_killed_redis_comes_back_with_everything(tmp_path: Path, crawl_nam
     ):
         crawl.start()
         async with AuditWatch(crawl) as watch:
-            await fetched_more(site, crawl, PAGES_BETWEEN)
+            await crawl.until_fetched(site, PAGES_BETWEEN)
             redis.kill9()
             redis.start()
             assert await crawl.wait(END_S) == ExitCode.DONE, crawl.log

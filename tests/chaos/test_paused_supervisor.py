@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.errors import ExitCode
-from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete, until
+from tests.chaos.crawl_process import IS_FULL, AuditWatch, CrawlProcess, assert_complete
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
@@ -49,13 +49,12 @@ async def test_paused_supervisor_loses_its_leases_and_its_output(
         ) as second,
     ):
         first.start()
-        await until(lambda: site.requests(), f"a first fetch:\n{first.log}")
+        await first.until_fetched(site, 1)
         async with AuditWatch(second) as watch:
             second.start()
-            await until(lambda: second.children("fetch"), f"workers of the second crawl:\n{second.log}")
+            await second.until(lambda: second.children("fetch"), "workers of the second crawl")
             for _ in range(PAUSES):
-                fetched = len(site.requests())
-                await until(lambda fetched=fetched: len(site.requests()) > fetched + 4, "some more fetches")  # type: ignore[misc]
+                await second.until_fetched(site, 5)
                 first.signal(signal.SIGSTOP)
                 await asyncio.sleep(3 * LEASE_S)
                 first.signal(signal.SIGCONT)

@@ -219,11 +219,11 @@ class _Server:
         self.running: Final[set[asyncio.Task[None]]] = set()
         self._log: Final = log
 
-    def write_log(self, host: int, path: str, started: float, status: int) -> None:
+    def write_log(self, host: int, path: str, started: float, ended: float, status: int) -> None:
         if self._log is not None:
             line = (
                 f'{{"host":"{address(host)}","path":{json.dumps(path)},"start":{started * 1000:.3f},'
-                f'"end":{monotonic() * 1000:.3f},"status":{status}}}\n'
+                f'"end":{ended * 1000:.3f},"status":{status}}}\n'
             )
             os.write(self._log, line.encode())
 
@@ -332,16 +332,17 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, status: int, body: bytes = b"", headers: bytes = _HTML) -> None:
         """Write a whole answer and be ready for the next request."""
+        ended = monotonic()  # before the write: the client may have it all before we go on
         self._transport.write(
             b"HTTP/1.1 %d %b\r\nContent-Length: %d\r\n%b\r\n%b"
             % (status, _REASONS.get(status, b"Status"), len(body), headers, body)
         )
-        self._end(status)
+        self._end(status, ended)
 
-    def _end(self, status: int) -> None:
+    def _end(self, status: int, ended: float | None = None) -> None:
         path, self._path = self._path, None
         assert path is not None
-        self._server.write_log(self._host, path, self._started, status)
+        self._server.write_log(self._host, path, self._started, ended or monotonic(), status)
         if self._gone.is_set():
             return
         if self._is_closing:

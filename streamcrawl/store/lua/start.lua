@@ -5,7 +5,8 @@
 -- ARGV[1] epoch    str   the epoch the caller joined with
 -- ARGV[2] id       str   entry the slot holds
 -- ARGV[3] host     str   host key of the task
--- ARGV[4] wait_ms  int   longest wait that is still worth holding a slot for
+-- ARGV[4] wait_ms  int   longest wait that is still worth holding a slot for; -1: the START was had before, its
+--                         request goes out only now (connecting took long), and the host's delay counts from here
 -- ARGV[5] margin   int   ms added to the delay: between this answer and the request on the wire a worker may stall
 --
 -- Returns {'START'}        fetch now; the next fetch of this host starts no sooner than its delay from now
@@ -18,6 +19,11 @@
 -- include _hosts
 if #redis.pcall('XPENDING', STREAM, 'workers', ARGV[2], ARGV[2], 1) == 0 then return {'LEASE_LOST'} end
 local h = host(ARGV[3])
+if ARGV[4] == '-1' then
+  local due = now + delay_of(h) + 1
+  if due > h.start_due then call('HSET', P .. 'host:' .. ARGV[3], 'start_due', due) end
+  return {'START'}
+end
 local wait = math.max(h.start_due, h.blocked_until) - now
 if wait > tonumber(ARGV[4]) then return {'BACK', wait} end
 if wait > 0 then return {'WAIT', wait} end

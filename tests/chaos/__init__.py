@@ -1,0 +1,1 @@
+"""Chaos tests: kills, pauses, restarts, cut connections."""

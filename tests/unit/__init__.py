@@ -1,0 +1,1 @@
+"""Unit tests: no Redis, no sockets, no sleep."""

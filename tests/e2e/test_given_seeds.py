@@ -1,0 +1,57 @@
+"""Seeds as people give them: files with bad lines, standard input, no scheme, letters of other alphabets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.errors import ExitCode
+
+if TYPE_CHECKING:
+    from tests.e2e.command import Command
+    from tests.site.server import SiteProcess
+
+
+def lines_of(site: SiteProcess) -> str:
+    good = [site.url(1, "/p/1"), site.url(2, "/p/2")]
+    return "\n".join([good[0], "", "# a comment", "no url", good[1], "mailto:a@example.org", good[0]])
+
+
+@pytest.mark.parametrize("origin", ["seeds.txt", "stdin"])
+def test_bad_lines_are_named_and_the_rest_is_crawled(command: Command, site: SiteProcess, origin: str) -> None:
+    is_file = origin != "stdin"
+    if is_file:
+        (command.folder / origin).write_text(lines_of(site))
+    result = command.run(
+        "crawl", "--seeds", origin if is_file else "-", "--depth", "0", "--name", "s",
+        stdin=None if is_file else lines_of(site),
+    )  # fmt: skip
+    assert result.code == ExitCode.DONE
+    assert f"{origin}:4: 'no url' is not an http(s) URL\n{origin}:6: 'mailto:a@example.org' is not an" in result.err
+    assert command.pages("s.jsonl") == {site.url(1, "/p/1"), site.url(2, "/p/2")}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaints"), [("", ""), ("first\nsecond\n", "stdin:1: 'first' is not an http(s) URL\nstdin:2: 'second'")]
+)
+def test_nothing_to_crawl_is_wrong_use_and_leaves_nothing(command: Command, text: str, complaints: str) -> None:
+    result = command.run("crawl", "--seeds", "-", "--name", "s", stdin=text)
+    assert result.code == ExitCode.USAGE
+    assert result.err.startswith(complaints)
+    assert result.err.endswith("streamcrawl: --seeds -: there is no http(s) URL in it\n")
+    assert list(command.folder.iterdir()) == []
+
+
+def test_address_without_scheme_is_taken_as_http_and_said(command: Command, site: SiteProcess) -> None:
+    result = command.run("crawl", f"127.0.0.1:{site.port}/p/3", "--depth", "0")
+    assert result.code == ExitCode.DONE
+    assert f"127.0.0.1:{site.port}/p/3: taken as {site.url(1, '/p/3')}\n" in result.err
+    assert command.pages() == {site.url(1, "/p/3")}
+
+
+def test_other_alphabets_in_path_and_file_name(command: Command, site: SiteProcess) -> None:
+    output = "strange ☃\n name.jsonl"
+    result = command.run("crawl", site.url(1, "/tür zu?q=ä&r=1"), "--depth", "0", "-o", output)
+    assert result.code == ExitCode.DONE
+    assert [record["url"] for record in command.records(output)] == [site.url(1, "/t%C3%BCr%20zu?q=%C3%A4&r=1")]

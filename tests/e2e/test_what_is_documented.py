@@ -1,0 +1,77 @@
+"""README, Makefile and help against the command: what they name is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.cli.crawl import command as crawl_command
+from streamcrawl.errors import ExitCode
+from tests.e2e.command import REPOSITORY
+
+if TYPE_CHECKING:
+    from tests.e2e.command import Command
+
+OPTIONS = (
+    "-o --name --redis --processes --concurrency --depth --max-pages --max-pages-per-host --scope --allow --deny --seeds "
+    "--delay --host-concurrency --no-robots --user-agent --timeout --max-body --lease --frontier-max --memory-max "
+    "--fresh --resume --json --quiet"
+).split()
+README = (REPOSITORY / "README.md").read_text()
+
+
+def test_help_has_every_option(command: Command) -> None:
+    result = command.run("crawl", "--help")
+    assert result.code == ExitCode.DONE
+    assert {option for option in OPTIONS if not re.search(rf"^  (-\w, )?{option}\b", result.out, re.M)} == set()
+
+
+def test_readme_names_no_option_that_is_not_there() -> None:
+    known = {name for option in crawl_command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
+
+
+def test_commands_of_the_readme_are_understood(command: Command) -> None:
+    (command.folder / "urls.txt").write_text("https://example.org/\n")
+    lines = [line.partition("#")[0] for line in README.splitlines() if line.startswith("streamcrawl ")]
+    assert len(lines) > 5
+    for line in lines:
+        # Parsed to the end, with the last word refused: nothing is fetched from the hosts that the README names.
+        result = command.run(*shlex.split(line)[1:], "--not-an-option")
+        assert (
+            result.err == f"streamcrawl: No such option '--not-an-option' (see streamcrawl {line.split()[1]} --help)\n"
+        )
+
+
+def test_readme_lists_the_exit_codes() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d) \|", README, re.M)}
+    assert listed == set(map(int, ExitCode))
+
+
+@pytest.mark.parametrize("target", ["help", "setup", "crawl", "test", "chaos", "check", "format", "bench", "clean"])
+def test_make_has_the_target(target: str) -> None:
+    done = make("-n", target, "URL=https://example.org/")
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_hands_urls_and_options_on_as_they_were_typed() -> None:
+    done = make("-n", "crawl", "URL=http://a/?x=1&y=$z;'q http://b/", "ARGS=--depth 1 -o 'a b.jsonl'")
+    *_, words = map(shlex.split, done.stdout.splitlines())
+    assert words == [
+        ".venv/bin/streamcrawl", "crawl", "http://a/?x=1&y=$z;'q", "http://b/", "--depth", "1", "-o", "a b.jsonl",
+    ]  # fmt: skip
+
+
+def test_make_crawl_without_url_says_so_and_sets_nothing_up() -> None:
+    done = make("crawl")
+    assert done.returncode == 2
+    assert done.stderr.startswith("say what to crawl: make crawl URL=https://example.org/")
+    assert done.stdout == ""
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)

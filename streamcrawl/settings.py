@@ -157,6 +157,10 @@ _AT_LEAST: Final[dict[str, int]] = {
 }  # fmt: skip
 
 
+_AT_MOST: Final[dict[str, int]] = {"processes": 1024, "concurrency": 10_000, "host_concurrency": 10_000}
+"""Beyond these one machine only runs out of descriptors and memory."""
+
+
 def make_settings(**values: Any) -> Settings:
     """Return checked Settings: the given values over the environment (`STREAMCRAWL_<FIELD>`) over the defaults.
 
@@ -176,6 +180,9 @@ def make_settings(**values: Any) -> Settings:
         value = getattr(settings, field)
         if value is not None and value < least:
             raise ConfigError(f"{field}={value} will not do: the least is {least}")
+    for field, most in _AT_MOST.items():
+        if getattr(settings, field) > most:
+            raise ConfigError(f"{field}={getattr(settings, field)} will not do: the most is {most}")
     if settings.shards > 1:
         raise ConfigError(
             f"shards={settings.shards} will not do: this version keeps a crawl in one shard; leave it out"

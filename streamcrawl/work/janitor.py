@@ -67,7 +67,7 @@ class JanitorLoop:
                 self._stop,
             )
             if given_up:
-                self._log(f"{given_up} hosts that did not answer were given up; their tasks are dead letters now")
+                self._log(f"hosts given up because they did not answer: {given_up}; their tasks are dead letters now")
                 self._on_given_up(given_up)
             if not left or not buried:
                 return

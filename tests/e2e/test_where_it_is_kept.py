@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from streamcrawl.errors import ExitCode
+from streamcrawl.store.connection import connect
 from tests.e2e.command import Command
 from tests.redis_server import FAST, RedisServer, free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.site.server import SiteProcess
@@ -18,12 +23,23 @@ if TYPE_CHECKING:
 SECRET = "hard-to-guess"
 
 
+@contextmanager
+def paused(site: SiteProcess) -> Iterator[None]:
+    """Keep a site from answering, so that no crawl of it can end meanwhile."""
+    os.kill(site.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(site.pid, signal.SIGCONT)
+
+
 def test_second_crawl_of_a_name_in_a_folder_is_refused_while_the_first_runs(
     command: Command, leisurely_site: SiteProcess
 ) -> None:
     with command.start("crawl", leisurely_site.seed_url) as first:
         first.until(command.lines, "the first page is written")
-        second = command.run("crawl", leisurely_site.seed_url)
+        with paused(leisurely_site):
+            second = command.run("crawl", leisurely_site.seed_url)
         assert second.code == ExitCode.USAGE
         assert f"is in use by another crawl (process {first.process.pid}): stop that one" in second.err
         assert second.err.count("\n") == 1
@@ -42,10 +58,11 @@ def test_second_command_joins_a_crawl_on_a_shared_redis(
     other = Command(tmp_path / "there")
     with command.start(*arguments) as first:
         first.until(lambda: command.lines(f"{crawl_name}.jsonl"), "the first page is written")
-        joined = other.run(*arguments)
+        with other.start(*arguments) as second:
+            with paused(leisurely_site):
+                second.until(lambda: f"joining crawl {crawl_name}: " in second.err, "the second joins")
+            assert second.wait().code == ExitCode.DONE
         assert first.wait().code == ExitCode.DONE
-    assert joined.code == ExitCode.DONE
-    assert f"joining crawl {crawl_name}: " in joined.err
     assert command.pages(f"{crawl_name}.jsonl") == leisurely_site.expected_pages()
     assert list(other.folder.iterdir()) == []
     status = command.run("status", crawl_name, "--redis", redis_server.url)
@@ -61,8 +78,11 @@ def test_redis_that_is_not_there_is_exit_code_5(command: Command, site: SiteProc
         assert SECRET not in result.err
 
 
-def test_password_is_shown_nowhere(command: Command, site: SiteProcess) -> None:
-    with RedisServer(options={**FAST, "requirepass": SECRET, "maxmemory": "200mb"}) as server:
+async def test_password_is_shown_nowhere(command: Command, site: SiteProcess) -> None:
+    with RedisServer(options={**FAST, "maxmemory": "200mb"}) as server:
+        client = connect(server.url)
+        await client.config_set("requirepass", SECRET)
+        await client.aclose()
         address = server.url.removeprefix("redis://")
         for wrong in (f"redis://{address}", f"redis://:{SECRET}-not@{address}", f"redis://someone:{SECRET}@{address}"):
             refused = command.run("crawl", site.seed_url, "--redis", wrong)

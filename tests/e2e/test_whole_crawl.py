@@ -47,7 +47,7 @@ def test_crawl_stays_on_the_host_of_its_seed(command: Command, site: SiteProcess
 
 
 def reachable(site: SiteProcess, follows: Callable[[str, int], bool]) -> set[str]:
-    """Return the direct pages of host 1 that are found from page 0 by links that `follows(path, depth)` lets through."""
+    """Return the pages of host 1 that are found from page 0 by links that `follows(path, depth)` lets through."""
     found = {"/p/0": 0}
     waiting = deque(found)
     while waiting:

@@ -133,6 +133,7 @@ def test_robots_switch_in_the_environment(text: str, expected: bool) -> None:
     [
         ({"shards": 0}, "shards=0 will not do: the least is 1"),
         ({"shards": 2}, "shards=2 will not do: this version keeps a crawl in one shard; leave it out"),
+        ({"concurrency": 99_999}, "concurrency=99999 will not do: the most is 10000"),
         ({"depth_max": -1}, "depth_max=-1 will not do: the least is 0"),
         ({"pages_max": 0}, "pages_max=0 will not do: the least is 1"),
         ({"lease_ms": 10}, "lease_ms=10 will not do: the least is 1000"),

@@ -1,6 +1,6 @@
 """streamcrawl: a distributed crawler on Redis Streams. ARCHITECTURE.md tells the life of one task.
 
-The command is `streamcrawl` (cli/). What a handler of one's own touches is here: `Response`, `Request`, `Retry`, `Drop`.
+The command is `streamcrawl` (cli/). A handler of your own touches what is here: `Response`, `Request`, `Retry`, `Drop`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -74,4 +75,8 @@ def test_make_crawl_without_url_says_so_and_sets_nothing_up() -> None:
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    # As a user types it: under `make test` this would be a make within a make, which takes over flags and says where it is.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )

@@ -31,7 +31,6 @@ class JanitorLoop:
     def __init__(self, frontier: Frontier, settings: Settings, *, on_given_up: Callable[[int], None], log: Log) -> None:
         self._frontier = frontier
         self._settings = settings
-        self._on_given_up = on_given_up
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("janitor", log)
@@ -68,7 +67,6 @@ class JanitorLoop:
             )
             if given_up:
                 self._log(f"hosts given up because they did not answer: {given_up}; their tasks are dead letters now")
-                self._on_given_up(given_up)
             if not left or not buried:
                 return
 

@@ -143,7 +143,7 @@ class Supervisor:
             log=log,
         )
         self._reclaim = ReclaimLoop(frontier, streams, lease_ms=lease_ms, log=log)
-        self._janitor = JanitorLoop(frontier, settings, on_given_up=lambda count: None, log=log)
+        self._janitor = JanitorLoop(frontier, settings, log=log)
         self._end = EndLoop(frontier, is_busy=self._is_busy, log=log)
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
         try:
             await asyncio.wait((*loops, ending, stopping, failing, watching), return_when=asyncio.FIRST_COMPLETED)
             self._judge([*loops, ending, watching])
-            await self._close_children(loops)
+            await self._close_children()
         finally:
             for loop in (self._beat, self._reclaim, self._janitor, self._end):
                 loop.stop()
@@ -208,7 +208,7 @@ class Supervisor:
             return
         self._word = self._end.word if self._end.word != "RUNNING" else "INTERRUPTED"
 
-    async def _close_children(self, loops: list[asyncio.Task[None]]) -> None:
+    async def _close_children(self) -> None:
         """Stop the fetch workers, then the sinks once they have written what the workers gave them."""
         grace_s = self._settings.grace_ms / 1000
         self._closing.set()
@@ -240,7 +240,8 @@ class Supervisor:
                         child.kill()
             await asyncio.sleep(0.02)
         # The keepers put back what was left; without a store nobody can, and the leases run out by themselves.
-        await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S) if children else None
+        if children:
+            await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S)
 
     async def _drain_sinks(self, within_s: float) -> None:
         deadline = monotonic_ms() + within_s * 1000

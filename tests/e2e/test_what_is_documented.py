@@ -75,7 +75,7 @@ def test_make_crawl_without_url_says_so_and_sets_nothing_up() -> None:
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # As a user types it: under `make test` this would be a make within a make, which takes flags over and names folders.
+    # As a user types it: under `make test` this would be a make within a make, which says where it is.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False

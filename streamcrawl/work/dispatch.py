@@ -7,12 +7,10 @@ worker, others (or the next commit) dispatch; if in all, the crawl stands still,
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import StoreFull
-from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.loops import Alarm, Patience, until_answered
 
 if TYPE_CHECKING:
     from streamcrawl.store.frontier import Dispatched, Frontier
@@ -29,41 +27,29 @@ class DispatchLoop:
         self._frontier = frontier
         self._limit = limit
         self._log = log
-        self._stop = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._at = 0.0
+        self._alarm = Alarm()
         self._patience = Patience("dispatch", log)
         self._is_full = False
 
     def hint(self, dispatched: Dispatched) -> None:
-        """Learn from the answer of a commit when the next host is due."""
-        self._plan(dispatched)
-        self._wake.set()
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._wake.set()
-
-    def _plan(self, dispatched: Dispatched) -> None:
+        """Learn from the answer of a dispatch, a commit's too, when the next host is due."""
         wait = PACE_MAX_S
         if dispatched.word == "OK" and dispatched.next_ms >= 0:
             wait = min(PACE_MAX_S, max(PACE_MIN_S, dispatched.next_ms / 1000))
         elif dispatched.word == "FULL":
             # Enough waits in the stream; whoever reads it commits soon and dispatches again.
             wait = 0.1
-        self._at = time.monotonic() + wait
+        self._alarm.set_in(wait)
+
+    def stop(self) -> None:
+        self._alarm.stop()
 
     async def run(self) -> None:
-        while not self._stop.is_set():
-            wait = self._at - time.monotonic()
-            if wait > 0:
-                self._wake.clear()
-                await sleep_or_stop(self._wake, wait)
-                continue
-            self._at = time.monotonic() + PACE_MAX_S
+        while await self._alarm.wait():
+            self._alarm.set_in(PACE_MAX_S)
             try:
                 dispatched = await until_answered(
-                    lambda: self._frontier.dispatch(self._limit), self._patience, self._stop
+                    lambda: self._frontier.dispatch(self._limit), self._patience, self._alarm.stopped
                 )
             except StoreFull as error:
                 if not self._is_full:
@@ -71,4 +57,4 @@ class DispatchLoop:
                 self._is_full = True
                 continue
             self._is_full = False
-            self._plan(dispatched)
+            self.hint(dispatched)

@@ -5,11 +5,9 @@ Any worker runs it; the script is atomic. If it dies in all workers, retries are
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
-from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.loops import Alarm, Patience, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,32 +24,21 @@ class DueLoop:
     def __init__(self, frontier: Frontier, *, on_moved: Callable[[], None], log: Log) -> None:
         self._frontier = frontier
         self._on_moved = on_moved
-        self._stop = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._at = 0.0
+        self._alarm = Alarm()
         self._patience = Patience("due", log)
 
     def hint(self, delay_ms: int) -> None:
         """A retry of ours was committed that is due after `delay_ms`."""
-        at = time.monotonic() + delay_ms / 1000
-        if at < self._at:
-            self._at = at
-            self._wake.set()
+        self._alarm.at_latest_in(delay_ms / 1000)
 
     def stop(self) -> None:
-        self._stop.set()
-        self._wake.set()
+        self._alarm.stop()
 
     async def run(self) -> None:
-        while not self._stop.is_set():
-            wait = self._at - time.monotonic()
-            if wait > 0:
-                self._wake.clear()
-                await sleep_or_stop(self._wake, wait)
-                continue
-            self._at = time.monotonic() + PACE_MAX_S
-            moved, next_ms = await until_answered(self._frontier.due, self._patience, self._stop)
+        while await self._alarm.wait():
+            self._alarm.set_in(PACE_MAX_S)
+            moved, next_ms = await until_answered(self._frontier.due, self._patience, self._alarm.stopped)
             if moved:
                 self._on_moved()
             if next_ms >= 0:
-                self._at = min(self._at, time.monotonic() + max(PACE_MIN_S, next_ms / 1000))
+                self._alarm.at_latest_in(max(PACE_MIN_S, next_ms / 1000))

@@ -13,8 +13,6 @@ from streamcrawl.store.connection import memory_usage
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.loops import Log
@@ -28,7 +26,7 @@ BURY_PER_CALL: Final = 500
 
 
 class JanitorLoop:
-    def __init__(self, frontier: Frontier, settings: Settings, *, on_given_up: Callable[[int], None], log: Log) -> None:
+    def __init__(self, frontier: Frontier, settings: Settings, *, log: Log) -> None:
         self._frontier = frontier
         self._settings = settings
         self._log = log

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from streamcrawl.errors import StoreUnavailable
@@ -32,6 +33,39 @@ async def sleep_or_stop(stop: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return stop.is_set()
     return True
+
+
+class Alarm:
+    """When a loop runs next: at a time that others may move, and no more once it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._at = 0.0
+
+    def set_in(self, seconds: float) -> None:
+        """Run `seconds` from now, earlier or later than was planned."""
+        self._at = time.monotonic() + seconds
+        self._moved.set()
+
+    def at_latest_in(self, seconds: float) -> None:
+        """Run `seconds` from now at the latest."""
+        if time.monotonic() + seconds < self._at:
+            self.set_in(seconds)
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self._moved.set()
+
+    async def wait(self) -> bool:
+        """Wait for the time; False when the loop is to end."""
+        while not self.stopped.is_set():
+            left = self._at - time.monotonic()
+            if left <= 0:
+                return True
+            self._moved.clear()
+            await sleep_or_stop(self._moved, left)
+        return False
 
 
 class Patience:

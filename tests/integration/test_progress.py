@@ -1,0 +1,100 @@
+"""What a running crawl shows: lines where nobody sits in front, JSON for programs, every figure from Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from streamcrawl.ops import progress
+from streamcrawl.ops.progress import Progress
+from streamcrawl.rules.task import Outcome
+from tests.integration.snapshot import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.conftest import OpenLab
+    from tests.integration.snapshot import Lab
+
+
+async def half_done_lab(open_lab: OpenLab) -> Lab:
+    """Three hosts with four pages each: three in hand, of which one fails, one dies, and one gets no answer."""
+    lab = await open_lab(host_concurrency=1)
+    await lab.offer(*(f"http://h{host}.example/{page}" for host in range(3) for page in range(4)))
+    retried, dead, unanswered = await lab.take()
+    await lab.end(retried, Outcome.RETRY)
+    await lab.end(dead, Outcome.DEAD)
+    await lab.end(unanswered, Outcome.UNANSWERED)
+    return lab
+
+
+def progress_of(lab: Lab, mode: str, screen: io.StringIO, write: Callable[[str], None]) -> Progress:
+    console = Console(file=screen, width=40)
+    return Progress(lab.frontier, console, mode=mode, pages_max=None, workers=lambda: (2, 5), write=write)
+
+
+@pytest.mark.parametrize("mode", ["lines", "json"])
+async def test_figures_of_a_running_crawl_are_shown_again_and_again(
+    open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.05)
+    lab = await half_done_lab(open_lab)
+    screen, written, stop = io.StringIO(), list[str](), asyncio.Event()
+
+    def shown() -> list[str]:
+        return written if mode == "json" else screen.getvalue().splitlines()
+
+    async def has_shown(count: int) -> bool:
+        return len(shown()) >= count
+
+    task = asyncio.create_task(progress_of(lab, mode, screen, written.append).run(stop))
+    try:
+        await wait_until(lambda: has_shown(2), "two lines")
+        # Pages get done, and fewer are left: now there is a rate, and how long the rest will take.
+        await lab.let_pass(3_600_000)
+        await lab.frontier.due()
+        for _ in range(2):
+            await lab.let_pass(3_600_000)
+            await lab.end_all(await lab.take())
+        so_far = len(shown())
+        await wait_until(lambda: has_shown(so_far + 2), "two more lines")
+    finally:
+        stop.set()
+        await task
+    first, last = shown()[0], shown()[-1]
+    if mode == "lines":
+        # Whole lines for a log, however narrow the console, without a code of the terminal.
+        assert "\x1b" not in screen.getvalue()
+        assert re.fullmatch(
+            r"0 pages · 0\.0/s · 10 queued · \d hosts · 2 errors · 1 dead · 2 workers \(5 busy\) · 0:00:\d\d"
+            r" · 1 host not answering",
+            first,
+        )
+        assert re.match(r"[56] pages · \d+\.\d/s · .* · 0:00:\d\d left", last)
+    else:
+        before, after = json.loads(first), json.loads(last)
+        assert before["event"] == "progress"
+        assert (before["done"], before["queued"], before["delayed"], before["errors"], before["dead"]) == (
+            0,
+            10,
+            1,
+            2,
+            1,
+        )
+        assert (before["failing"], before["processes"], before["busy"], before["eta_s"]) == (1, 2, 5, None)
+        assert after["done"] > 0
+        assert after["pages_per_s"] > 0
+        assert after["eta_s"] >= 0
+
+
+async def test_nothing_is_shown_when_nothing_is_to_be_said(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    screen, written = io.StringIO(), list[str]()
+    await progress_of(lab, "none", screen, written.append).run(asyncio.Event())
+    assert (screen.getvalue(), written) == ("", [])

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 WIDE: Final = SiteSpec(hosts=4, pages_per_host=1_000_000, links=200)
 """Nearly every link of a page is new: 200 for each that is fetched."""
 MEMORY_BYTES: Final = 16_000_000
-OVERSHOOT_BYTES: Final = 64 * 200 * 250
-"""As ARCHITECTURE.md states it: slots, links of a page, bytes of a queued URL."""
+OVERSHOOT_BYTES: Final = 64 * 250 * 250
+"""As ARCHITECTURE.md states it: slots, links of one commit, bytes of a queued URL."""
 _POLL_S: Final = 0.05
 
 

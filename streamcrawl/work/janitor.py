@@ -71,7 +71,7 @@ class JanitorLoop:
     async def _watch_memory(self) -> float:
         """Stop the crawl at the mark; return when to look again, s."""
         used, maxmemory = await until_answered(lambda: memory_usage(self._frontier.client), self._patience, self._stop)
-        limit = maxmemory or self._settings.memory_max_bytes or 0
+        limit = min((one for one in (maxmemory, self._settings.memory_max_bytes) if one), default=0)
         mark = MEMORY_MARK * limit
         if limit and used > mark and not self._is_full:
             self._is_full = True

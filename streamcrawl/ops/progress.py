@@ -1,7 +1,7 @@
 """Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
 
-Reads four small answers in one round trip every two seconds, whatever the size of the crawl; if the store does not
-answer, the last figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
+Reads a few bounded answers every two seconds, whatever the size of the crawl; if the store does not answer, the last
+figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LINE_S: Final = 10.0
 """Between two lines where nobody sits in front: a log of an hour has 360."""
 WINDOW_S: Final = 30.0
 """Rates are over this long: shorter ones jump with every slow host."""
+ENTRIES_MAX: Final = 1000
+"""Entries of the fetch stream that are looked at for their hosts: what dispatch lets into it for eight processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Sample:
     dead: int = 0
     dropped: int = 0
     hosts: int = 0
-    """Hosts with something to fetch, now or when their delay has passed."""
+    """Hosts with something to fetch, now or when their delay has passed, and those that are being fetched from."""
     failing: int = 0
     """Hosts of which the last fetch brought no answer."""
     slots: int = 0
@@ -156,8 +158,13 @@ class Progress:
                 pipe.hmget(keys.state, "slots", "stopped", "throttled", "paused")
                 pipe.zcard(keys.schedule)
                 pipe.zcard(keys.failing)
+                pipe.xrange(keys.fetch_stream, count=ENTRIES_MAX)
                 with mapped_errors():
-                    totals, state, hosts, failing = await pipe.execute()
+                    totals, state, hosts, failing, entries = await pipe.execute()
+            # A host that is at its cap is not in the schedule.
+            if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
+                with mapped_errors():
+                    hosts += (await client.zmscore(keys.schedule, busy)).count(None)
         except StoreError:
             return False  # the loops say so; the last figures stay
         self._meter.add(_sample(totals, state, hosts, failing))

@@ -93,6 +93,22 @@ async def test_figures_of_a_running_crawl_are_shown_again_and_again(
         assert after["eta_s"] >= 0
 
 
+async def test_hosts_at_their_cap_are_counted_too(open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.05)
+    lab = await open_lab(host_concurrency=1)
+    await lab.offer(*(f"http://h{host}.example/{page}" for host in range(5) for page in range(2)))
+    assert len(await lab.take(count=3)) == 3
+    assert await lab.client.zcard(lab.keys.schedule) == 2
+    written, stop = list[str](), asyncio.Event()
+
+    def write(line: str) -> None:
+        written.append(line)
+        stop.set()
+
+    await progress_of(lab, "json", io.StringIO(), write).run(stop)
+    assert json.loads(written[0])["hosts"] == 5
+
+
 async def test_nothing_is_shown_when_nothing_is_to_be_said(open_lab: OpenLab) -> None:
     lab = await open_lab()
     screen, written = io.StringIO(), list[str]()

@@ -14,6 +14,8 @@ need. Each server found is measured: the one on PATH and the one in the wheel, b
 
     python -m benchmarks.memory             1,000,000 seen, 200,000 queued; about a minute per server
     python -m benchmarks.memory --full      also 5,000,000 seen
+
+Exit code 1 when a known or a queued URL costs more than its bar.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ STOP_TIMEOUT_S: Final = 10.0
 SLOW_US: Final = 3000
 """A call of 250 new URLs takes 1 to 2 ms; only what is well above goes to the slow log, so that it holds them all."""
 SLOW_MAX: Final = 10_000
+SEEN_MAX_B: Final = 12
+QUEUED_MAX_B: Final = 200
+"""The bars, per URL: of a seen one from SEEN on, of a queued one with a referrer on the same site."""
 SCRIPT_MAX_MS: Final = 5
 """No script may hold the server for longer."""
 
@@ -227,9 +232,13 @@ def main() -> None:
         raise SystemExit("no redis-server found: install Redis 7.0 or newer, or `pip install streamcrawl[embedded]`")
     seen = [options.seen, *([SEEN_FULL] if options.full else [])]
     facts = {"url_characters": URL_CHARACTERS, "tasks_per_host": TASKS_PER_HOST, "queued": options.queued}
+    is_over = False
     for name, binary in found.items():
         figures = asyncio.run(measure_server(binary, seen, options.queued))
         print(json.dumps({"benchmark": "memory", "server": name, **facts, **figures}), flush=True)
+        is_over |= figures["queued_bytes_per_url"] > QUEUED_MAX_B
+        is_over |= any(figures[f"seen_bytes_per_url_at_{urls}"] > SEEN_MAX_B for urls in seen if urls >= SEEN)
+    raise SystemExit(int(is_over))
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ async def test_killed_and_paused_children_lose_and_repeat_nothing(
             code = await crawl.wait(END_S)
             kills, pauses = await killing, await pausing
         assert code == ExitCode.WITH_DEAD_LETTERS, crawl.log
+        print(f"{kills} kills, {pauses} pauses, {watch.samples} audits, {crawl.count_records()} records")
         watch.assert_sound()
         assert kills >= KILLS_LEAST
         assert pauses >= 1
@@ -151,6 +152,7 @@ async def test_killed_crawl_goes_on_where_it_was(
                 crawl.start(is_resume=True)
             code = await crawl.wait(END_S)
         assert code == ExitCode.WITH_DEAD_LETTERS, crawl.log
+        print(f"{CRAWL_KILLS} kills of the crawl, {watch.samples} audits, {crawl.count_records()} records")
         watch.assert_sound()
         await assert_complete(crawl, site)
         await assert_only_the_dead_host_died(crawl, spec)

@@ -10,7 +10,7 @@ import pytest
 
 from streamcrawl.rules.urls import canonical_url
 from tests.site.model import Site, SiteSpec, Way, address, redirect_target
-from tests.site.server import gzip_of_zeros
+from tests.site.server import crc32_of_zeros, gzip_of_zeros
 
 PORT = 8080
 
@@ -141,3 +141,8 @@ def test_the_bomb_is_valid_gzip() -> None:
     bomb = gzip_of_zeros(3)
     assert zlib.decompress(bomb, wbits=31) == bytes(3 * 1024 * 1024)
     assert len(bomb) < 10_000
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 1 << 20])
+def test_the_checksum_of_zeros_is_that_of_zlib(count: int) -> None:
+    assert crc32_of_zeros(count) == zlib.crc32(bytes(count))

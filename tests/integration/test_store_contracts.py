@@ -272,7 +272,13 @@ async def start_wait(open_lab: OpenLab) -> None:
 async def start_back(open_lab: OpenLab) -> None:
     lab, one, two = await _slow_pair(open_lab)
     await ask(lab, one)
-    assert await lab.changes(ask(lab, two, 1000)) == (("BACK", near(60_500)), {})
+    now = await lab.now()
+    answer, changed = await lab.changes(ask(lab, two, 1000))
+    assert answer == ("BACK", near(60_500))
+    assert changed == {f"host:{A}": {"due": (near(now + 60_000), near(now + 60_500))}}
+    # What goes back comes again when it may start, and not at once, to be handed back again.
+    assert await lab.frontier.hand_back(FETCH_STREAM, [two.id]) == 1
+    assert await lab.frontier.dispatch(10) == Dispatched(0, near(60_500), "OK")
 
 
 @case("start", "LEASE_LOST")

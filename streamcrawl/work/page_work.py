@@ -100,8 +100,17 @@ class PageWork:
     """The work of all slots of one worker."""
 
     def __init__(
-        self, settings: Settings, scope: Scope, frontier: Frontier, fetcher: Fetcher, board: Board, sinks: Sequence[str]
+        self,
+        settings: Settings,
+        scope: Scope,
+        frontier: Frontier,
+        fetcher: Fetcher,
+        board: Board,
+        sinks: Sequence[str],
+        *,
+        on_stuck: Callable[[], None],
     ) -> None:
+        """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
         self._settings = settings
         self._scope = scope
         self._frontier = frontier
@@ -113,7 +122,12 @@ class PageWork:
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
-            Handler(load_handler(settings.handler), timeout_ms=settings.handler_timeout_ms)
+            Handler(
+                load_handler(settings.handler),
+                timeout_ms=settings.handler_timeout_ms,
+                threads=settings.concurrency,
+                on_stuck=on_stuck,
+            )
             if settings.handler
             else None
         )

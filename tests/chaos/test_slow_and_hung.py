@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from streamcrawl.errors import ExitCode
@@ -142,6 +144,27 @@ async def test_stuck_process_is_killed_until_its_task_is_dead(
         assert run.calls()[stuck] == 2 + 1
         assert run.output() == [innocent]
         await assert_at_rest(crawl)
+
+
+async def test_stuck_process_ends_although_its_crawl_was_killed(
+    site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    url = site.url(1, f"/p/2?{crawl_name}")
+    limits = {"handler_timeout": "500ms", "timeout": "500ms"}
+    run = Run("holds_the_gil_at_2", tmp_path, crawl_name, redis_server, [url], seconds=600, **limits)
+    with run.crawl as crawl:
+        crawl.start()
+        await crawl.until(run.calls, "the handler to be called")
+        workers = crawl.children("fetch")
+        crawl.kill9()
+        # Nobody kills them now, and they do not hear that their control line has ended.
+        async with asyncio.timeout(60):
+            while any(map(is_alive, workers)):  # noqa: ASYNC110 - another process is waited for
+                await asyncio.sleep(0.1)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 async def test_poisonous_task_dies_alone(

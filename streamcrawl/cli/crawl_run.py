@@ -192,7 +192,9 @@ class _Crawl:
         """Run the command; cancelled by a signal that comes before anything runs, or by a third one."""
         options = self._options
         self._main = asyncio.current_task()
-        for signal_ in (signal.SIGINT, signal.SIGTERM):
+        # A terminal that is closed stops the crawl in order too, unless it was begun with nohup.
+        hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+        for signal_ in (signal.SIGINT, signal.SIGTERM, *hangup):
             asyncio.get_running_loop().add_signal_handler(signal_, self._on_signal)
         lines = self._seed_lines(options.urls, options.seeds)
         head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)

@@ -89,6 +89,14 @@ def holds_the_gil_at_2(response: Response) -> Iterator[dict[str, Any]]:
         yield _item(response)
 
 
+def sleeps_at_2(response: Response) -> dict[str, Any]:
+    """Hang in a thread at page 2 alone, and let everything else run."""
+    _note("sleeps_at_2", response)
+    if "/p/2?" in response.url:
+        time.sleep(_seconds())
+    return _item(response)
+
+
 async def never_ends(response: Response) -> None:
     """Wait for a future that nobody sets."""
     _note("never_ends", response)

@@ -174,7 +174,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     type=Duration(),
     group=MANNERS,
     setting="host_give_up_ms",
-    help="Give a host up that has not answered for so long; its pages become dead letters. Default: 1h.",
+    help="Give a host up that has not answered for so long; its pages become dead letters. Default: 1h. Once nothing "
+    f"else is left to do, 5m is enough [{variable('host_give_up_idle_ms')}].",
 )
 @_option(
     "--timeout",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -191,7 +192,9 @@ class _Crawl:
         """Run the command; cancelled by a signal that comes before anything runs, or by a third one."""
         options = self._options
         self._main = asyncio.current_task()
-        for signal_ in (signal.SIGINT, signal.SIGTERM):
+        # A terminal that is closed stops the crawl in order too, unless it was begun with nohup.
+        hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+        for signal_ in (signal.SIGINT, signal.SIGTERM, *hangup):
             asyncio.get_running_loop().add_signal_handler(signal_, self._on_signal)
         lines = self._seed_lines(options.urls, options.seeds)
         head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)
@@ -255,11 +258,11 @@ class _Crawl:
             self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
         else:
             await self._join(store, frontier, sinks, settings)
-        await frontier.control(
-            # From here on seeds may come, whoever closed the crawl before; SeedLoop closes it after the last.
-            closed="" if head else 1,
-            crawl=msgspec.json.encode(self._as_stored(scope, sinks, stored)).decode(),
-        )
+        now_stored = self._as_stored(scope, sinks, stored)
+        seeds = SeedLoop(frontier, chain(head, lines), settings, self.log, feeder=_feeder(now_stored))
+        # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
+        await seeds.begin(is_alone=store.embedded is not None)
+        await frontier.control(crawl=msgspec.json.encode(now_stored).decode())
         sinks = await self._without_written_elsewhere(frontier, sinks, settings.lease_ms)
         if self._signals:
             # The cancellation was swallowed: redis-py awaits by asyncio.wait_for, which loses one that comes with the
@@ -268,7 +271,6 @@ class _Crawl:
         self._grace_ms = settings.grace_ms
         self._supervisor = Supervisor(store.url, settings, frontier, scope=scope.state(), sinks=sinks, log=self.log)
         started = time.monotonic()
-        seeds = SeedLoop(frontier, chain(head, lines), settings, self.log)
         word = await self._run_loops(self._supervisor, seeds, frontier, store, settings)
         run = Run(word, time.monotonic() - started, self._pages_before, self._resume_command())
         return await self._sum_up(run, frontier)
@@ -566,6 +568,14 @@ async def _watch_server(store: Store, resume: str) -> None:
 def _count_workers(supervisor: Supervisor) -> tuple[int, int]:
     workers = [child for child in supervisor.children if child.role == "fetch"]
     return len(workers), sum(child.busy for child in workers)
+
+
+def _feeder(stored: Stored) -> str:
+    """Return the name of what a command offers: equal for the same seeds, so that another try ends what one began."""
+    if stored.seeds_file == STDIN:
+        return secrets.token_hex(8)  # what came by it comes only once
+    place = socket.gethostname() if stored.seeds_file is not None else ""
+    return blake2b(msgspec.json.encode((place, stored.seeds, stored.seeds_file)), digest_size=8).hexdigest()
 
 
 def _absolute(path: str) -> str:

@@ -21,6 +21,7 @@ _ENDINGS: Final = {
     "STOPPED": "stopped",
     "PAUSED": "paused",
     "INTERRUPTED": "interrupted",
+    "UNFED": "all that is known is done, but a command ended before it had given all of its seeds; give them again",
     "UNBALANCED": "ended, and its counts do not balance",
     "GONE": "deleted by someone else while it ran",
     "UNAVAILABLE": "given up, the store does not answer",

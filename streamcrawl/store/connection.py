@@ -1,8 +1,8 @@
 """Clients of Redis: how we connect, which servers we refuse, and what each error of redis-py means to us.
 
 It never retries a command: after a lost connection a write may have happened, and only its caller knows whether it may
-be sent again. Start at `connect` and `map_error`. Sources: ARCHITECTURE.md, "Talking to Redis"; redis-py 6 to 8
-(its defaults for RESP, timeouts and retries changed at 8.0, so each of them is given here).
+be sent again. Start at `connect` and `map_error`. Sources: redis-py 6 to 8 (its defaults for RESP, timeouts and
+retries changed at 8.0, so each of them is given here).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from redis.exceptions import RedisError
@@ -233,9 +233,16 @@ class Frontier:
         return answer[1], answer[2], answer[3]
 
     async def finish(self) -> tuple[str, int]:
-        """Returns RUNNING, ENDED, LIMIT, STOPPED, PAUSED or UNBALANCED, and the pages discovered so far."""
+        """Returns RUNNING, ENDED, LIMIT, STOPPED, PAUSED, UNFED or UNBALANCED, and the pages discovered so far."""
         answer = await self._run("finish", self.epoch)
         return answer[0].decode(), answer[1]
+
+    async def feed(
+        self, feeder: str, what: Literal["begin", "alone", "sign", "done", "leave"], *, lease_ms: int
+    ) -> int:
+        """Say what becomes of the seeds of `feeder`; returns how many feeders are left (0: it is closed)."""
+        left: int = (await self._run("feed", self.epoch, feeder, what, lease_ms))[1]
+        return left
 
     async def control(self, **values: str | int) -> None:
         """Set fields of the state; '' removes one."""

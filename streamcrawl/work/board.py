@@ -49,9 +49,21 @@ class Board:
 
     @classmethod
     def create(cls, capacity: int) -> Board:
-        """Make a board of a new child; its descriptor `fd` is to be inherited."""
+        """Make a board of a new child; its descriptor `fd` is to be inherited.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        size = _HEADER_BYTES + capacity * _RECORD.size
+        # On no disk where that can be had: the first write to a mapped file that the disk has no room for is no error
+        # but SIGBUS, and a crawl waits for a full disk (sinks/loop.py).
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("streamcrawl-board")
+            os.truncate(fd, size)
+            return cls(fd, capacity)
         with tempfile.TemporaryFile(prefix="streamcrawl-board-") as file:
-            file.truncate(_HEADER_BYTES + capacity * _RECORD.size)
+            file.write(bytes(size))
+            file.flush()
             return cls(os.dup(file.fileno()), capacity)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
 import resource
@@ -37,6 +38,8 @@ EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
 GC_THRESHOLD: Final = 20_000
 """Most objects of a page end without the collector, which at its default pace looks at them after every second page."""
+STUCK_SPARE_MS: Final = 10_000
+"""Over the longest work at one entry, and over what the supervisor gives a hung child: it comes first if it lives."""
 GRACE_AS_ORPHAN: Final = 3
 """A third of the lease: nobody renews the leases of a child whose supervisor died."""
 
@@ -121,6 +124,7 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         loop.add_signal_handler(number, child.stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(child.control(lines), name="control")
+    living = asyncio.create_task(_end_when_stuck(child.spec.settings), name="living")
     try:
         await role(child)
     except CrawlGone as error:
@@ -135,10 +139,26 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         if child.is_orphan:
             await child.leave()
         listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+        living.cancel()
+        await asyncio.gather(listening, living, return_exceptions=True)
         transport.close()
         await child.close()
     return 0
+
+
+async def _end_when_stuck(settings: Settings) -> None:
+    """End this process when its loop stands still for longer than any work may take.
+
+    The supervisor kills such a child. One whose supervisor is dead does not even notice it while a regular expression
+    holds the GIL, and would stay for ever; the watch of faulthandler is a thread that needs no GIL.
+    """
+    limit_s = (settings.handler_timeout_ms + settings.timeout_ms + STUCK_SPARE_MS) / 1000
+    try:
+        while True:
+            faulthandler.dump_traceback_later(limit_s, exit=True)
+            await asyncio.sleep(limit_s / 4)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def main(role: Callable[[Child], Awaitable[None]], board_fd: int, capacity: int) -> None:

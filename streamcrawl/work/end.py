@@ -45,7 +45,7 @@ class EndLoop:
                 word, _ = await until_answered(self._frontier.finish, self._patience, self._stop)
                 unbalanced = unbalanced + 1 if word == "UNBALANCED" else 0
                 # Once could be a caller that dies between two scripts of a start; twice is a fault.
-                if word in ("ENDED", "LIMIT", "STOPPED") or unbalanced >= 2:
+                if word in ("ENDED", "LIMIT", "STOPPED", "UNFED") or unbalanced >= 2:
                     self.word = word
                     return
             await sleep_or_stop(self._stop, LOOK_S)

@@ -1,8 +1,9 @@
 """Runs the handler of a page, ours or the user's, and collects what it gives: links and items.
 
 A handler is `module:function`; sync ones run in a thread, so a slow one does not stop the loop. It is ended after
-`handler_timeout`: an async one is cancelled, and its error carries the stack where it hung; a sync one cannot be
-stopped by anyone but the supervisor, which kills the process.
+`handler_timeout`, and its error carries the stack where it hung: an async one is cancelled; the thread of a sync one
+cannot be ended but with its process, which then asks to be replaced. One that keeps the loop from running as well is
+ended by the supervisor, which kills the process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import importlib
 import inspect
 import sys
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -107,10 +110,29 @@ def load_handler(path: str) -> Callable[[Response], Any]:
 class Handler:
     """Calls one handler function, whatever its shape."""
 
-    def __init__(self, function: Callable[[Response], Any], *, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        function: Callable[[Response], Any],
+        *,
+        timeout_ms: int,
+        threads: int = 1,
+        on_stuck: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare the calls of `function`.
+
+        Args:
+            function: A handler of any shape.
+            timeout_ms: Longest time of one call.
+            threads: Calls at a time of a sync handler.
+            on_stuck: Called when a sync handler passed its time: its thread stays until the process ends.
+        """
         self._function = function
         self._timeout_s = timeout_ms / 1000
+        self._on_stuck = on_stuck
         self._is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        # Threads of our own, one for each slot: in the few of asyncio a page would wait behind slow ones, its time
+        # running, and asyncio's are waited for at the end of the loop.
+        self._threads = None if self._is_async else ThreadPoolExecutor(threads, "handler")
 
     async def __call__(self, response: Response) -> Handled:
         """Run the handler to its end.
@@ -119,16 +141,19 @@ class Handler:
             Retry, Drop: as the handler raised them.
             StageError: it raised anything else, or passed its time; the message holds the stack.
         """
-        running = asyncio.ensure_future(self._run(response))
+        call = _Call()
+        running = asyncio.ensure_future(self._run(response, call))
         try:
             done, _ = await asyncio.wait((running,), timeout=self._timeout_s)
         except asyncio.CancelledError:
             running.cancel()
             raise
         if not done:
-            where = _stack_of(running)
+            where = _stack_of(running) if self._is_async else call.stack()
             running.cancel()
             await asyncio.wait((running,), timeout=1.0)
+            if not self._is_async:
+                self._on_stuck()
             raise StageError(
                 f"handler passed its {self._timeout_s:g} s and was ended; it stood at:\n{where}", stage="page"
             )
@@ -136,14 +161,16 @@ class Handler:
             return running.result()
         except (Retry, Drop):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # A cancellation of its own making: taken for ours, the page would be let go as lost, and a crash counted.
             text = "".join(traceback.format_exception(error)).strip()
             raise StageError(text[-ERROR_MAX_CHARS:], stage="page") from error
 
-    async def _run(self, response: Response) -> Handled:
+    async def _run(self, response: Response, call: _Call) -> Handled:
         handled = Handled()
-        if not self._is_async:
-            for thing in await asyncio.to_thread(_collect, self._function, response):
+        if self._threads is not None:
+            loop = asyncio.get_running_loop()
+            for thing in await loop.run_in_executor(self._threads, call.collect, self._function, response):
                 _add(handled, thing)
             return handled
         given = self._function(response)
@@ -156,9 +183,25 @@ class Handler:
         return handled
 
 
-def _collect(function: Callable[[Response], Any], response: Response) -> list[Any]:
-    # In the thread to the end: a sync generator does its work while it is iterated.
-    return list(_as_things(function(response)))
+class _Call:
+    """One call of a sync handler, which knows its thread."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+
+    def collect(self, function: Callable[[Response], Any], response: Response) -> list[Any]:
+        self._thread = threading.get_ident()
+        try:
+            # In the thread to the end: a sync generator does its work while it is iterated.
+            return list(_as_things(function(response)))
+        except StopIteration as error:
+            # A `next()` that found nothing. No future takes it, so whoever waits for this call would wait for ever.
+            raise RuntimeError("the handler raised StopIteration") from error
+
+    def stack(self) -> str:
+        """Return where the call stands now."""
+        frame = None if self._thread is None else sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame))[-ERROR_MAX_CHARS:] if frame is not None else ""
 
 
 def _as_things(given: Any) -> Any:

@@ -73,19 +73,20 @@ class JanitorLoop:
         used, maxmemory = await until_answered(lambda: memory_usage(self._frontier.client), self._patience, self._stop)
         limit = min((one for one in (maxmemory, self._settings.memory_max_bytes) if one), default=0)
         mark = MEMORY_MARK * limit
-        if limit and used > mark and not self._is_full:
-            self._is_full = True
-            self._log(
-                f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new is "
-                "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
-            )
+        if is_over := bool(limit and used > mark):
+            if not self._is_full:
+                self._log(
+                    f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new is "
+                    "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
+                )
+            # Every time, not once: whoever joins the crawl sets it going again.
             await until_answered(lambda: self._frontier.control(stopped="MEMORY_FULL"), self._patience, self._stop)
         now = asyncio.get_running_loop().time()
         look_s = PACE_S
-        if limit and not self._is_full:
+        if limit and not is_over:
             took_s = now - self._used_at
             look_s = next_look_s(mark - used, used - self._used, took_s) if self._used_at else MEMORY_PACE_MIN_S
-        self._used, self._used_at = used, now
+        self._is_full, self._used, self._used_at = is_over, used, now
         return look_s
 
 

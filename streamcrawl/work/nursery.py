@@ -34,6 +34,9 @@ LAST_EVENTS_S: Final = 0.2
 EVENT_MAX_BYTES: Final = 16 * 1024 * 1024
 NURSERIES_MAX: Final = 5
 """Tried for one child: one may be killed by chance, five in a row have a cause."""
+BIRTH_WAIT_S: Final = 30.0
+"""A nursery that answers no sooner is stuck, or stopped: it is killed and another one asked. Its start takes one."""
+CLOSE_WAIT_S: Final = 1.0
 _MESSAGE_MAX: Final = 4096
 
 
@@ -145,7 +148,12 @@ class Nursery:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         if self._process is not None:
-            await self._process.wait()
+            try:
+                async with asyncio.timeout(CLOSE_WAIT_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._kill(self._process)  # stopped, say; it holds nothing, and a crawl must not wait for it for ever
+                await self._process.wait()
 
     async def _ask(self, role: str, capacity: int, fds: list[int]) -> int:
         """Return the process id of a new child; 0 when the nursery died before it answered."""
@@ -154,12 +162,22 @@ class Nursery:
         assert self._socket is not None
         try:
             socket.send_fds(self._socket, [f"{role} {capacity}".encode()], fds)
-            pid = await self._born.get()
+            async with asyncio.timeout(BIRTH_WAIT_S):
+                pid = await self._born.get()
         except (BrokenPipeError, ConnectionResetError):
+            pid = 0
+        except (TimeoutError, BlockingIOError):
+            assert self._process is not None
+            self._kill(self._process)
             pid = 0
         if not pid:
             self._process = None
         return pid
+
+    @staticmethod
+    def _kill(process: asyncio.subprocess.Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

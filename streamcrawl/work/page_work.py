@@ -100,8 +100,17 @@ class PageWork:
     """The work of all slots of one worker."""
 
     def __init__(
-        self, settings: Settings, scope: Scope, frontier: Frontier, fetcher: Fetcher, board: Board, sinks: Sequence[str]
+        self,
+        settings: Settings,
+        scope: Scope,
+        frontier: Frontier,
+        fetcher: Fetcher,
+        board: Board,
+        sinks: Sequence[str],
+        *,
+        on_stuck: Callable[[], None],
     ) -> None:
+        """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
         self._settings = settings
         self._scope = scope
         self._frontier = frontier
@@ -113,7 +122,12 @@ class PageWork:
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
-            Handler(load_handler(settings.handler), timeout_ms=settings.handler_timeout_ms)
+            Handler(
+                load_handler(settings.handler),
+                timeout_ms=settings.handler_timeout_ms,
+                threads=settings.concurrency,
+                on_stuck=on_stuck,
+            )
             if settings.handler
             else None
         )
@@ -183,14 +197,12 @@ class PageWork:
     def _must_ask(self, delay_ms: int) -> bool:
         return self._settings.host_concurrency > 1 and delay_ms > 0
 
-    async def _may_start(self, entry: Entry, task: CrawlTask) -> bool:
+    async def _may_start(self, entry: Entry, task: CrawlTask, wait_max_ms: int = START_WAIT_MAX_MS) -> bool:
         late_ms = START_LATE_MS
         while True:
             asked_ms = monotonic_ms()
             margin_ms = START_MARGIN_MS - START_LATE_MS + late_ms
-            word, ms = await self._frontier.start(
-                entry.id, task.host, wait_max_ms=START_WAIT_MAX_MS, margin_ms=margin_ms
-            )
+            word, ms = await self._frontier.start(entry.id, task.host, wait_max_ms=wait_max_ms, margin_ms=margin_ms)
             if word == "START":
                 took_ms = monotonic_ms() - asked_ms
                 if took_ms <= late_ms:
@@ -252,7 +264,9 @@ class PageWork:
             # A hop is a fetch like any other: the host's delay counts from the end of the one before.
             if not self._must_ask(verdict.delay_ms):
                 await _sleep_until(answer.ended_at + verdict.delay_ms / 1000)
-            elif not await self._may_start(entry, task):
+            # Its own hop before was a start, so the next is a delay away: a task that went back for that would begin
+            # with its first hop again, and again.
+            elif not await self._may_start(entry, task, verdict.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
         return await self._answered(entry, task, index, answer, hops)

@@ -2,8 +2,9 @@
 
 A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow` and
 `--deny` say: those are about links. Memory does not grow with the number of lines: `read_lines` reads in blocks and
-`SeedLoop` offers chunk by chunk, waiting while the frontier is full. If the loop dies, the crawl stays open, and the
-next start offers all seeds again (those that are known cost nothing but the asking).
+`SeedLoop` offers chunk by chunk, waiting while the frontier is full. Several commands may offer seeds to one crawl; the
+last of them closes it (feed.lua). If a loop dies, the crawl stays open, comes to rest as UNFED when nothing else is
+left to do, and the next start offers all seeds again (those that are known cost nothing but the asking).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import secrets
 import threading
 from contextlib import suppress
 from itertools import islice
@@ -35,6 +37,7 @@ FULL_PAUSE_S: Final = 0.5
 """Between two offers to a full frontier: it drains by fetching, some hundred tasks a second."""
 COMPLAINTS_MAX: Final = 20
 """Bad lines reported one by one; the others are counted."""
+SIGNS_PER_LEASE: Final = 4
 _BLOCK_BYTES: Final = 65_536
 _IPV4: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 _NO_URL: Final = "is not an http(s) URL"
@@ -148,21 +151,38 @@ def complaint(line: SeedLine) -> str:
 
 
 class SeedLoop:
-    """Offers seeds to the frontier and closes the crawl after the last one: from then on it may end."""
+    """Offers seeds to the frontier and closes the crawl after the last one, unless others still offer some: from then
+    on it may end."""
 
     def __init__(
-        self, frontier: Frontier, sources: Iterator[SeedLine], settings: Settings, log: Callable[[str], None]
+        self,
+        frontier: Frontier,
+        sources: Iterator[SeedLine],
+        settings: Settings,
+        log: Callable[[str], None],
+        *,
+        feeder: str = "",
     ) -> None:
+        """Prepare the loop; `feeder` names these seeds: another run of the same name offers them again."""
         self._frontier = frontier
+        self._feeder = feeder or secrets.token_hex(8)
+        self._lease_ms = settings.lease_ms
         self._sources = sources
         self._url_max_bytes = settings.url_max_bytes
         self._log = log
         self._patience = Patience("seeds", log)
+        self._is_done = False
+        self._is_signed_off = asyncio.Event()
+        self._signing: asyncio.Task[None] | None = None
         self.accepted = 0
         """Seeds that are valid URLs, known or not."""
         self.new = 0
         """Of these, those that the crawl did not know before."""
         self.refused = 0
+
+    async def begin(self, *, is_alone: bool = False) -> None:
+        """Keep the crawl from ending before `run` has offered everything; `is_alone`: nobody else can be alive."""
+        await self._frontier.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Offer everything, then close the crawl; when stopped before, it stays open for the rest.
@@ -171,11 +191,30 @@ class SeedLoop:
             ConfigError: a source cannot be read.
             StoreError: but for what passes (StoreUnavailable, StoreFull), which is waited out.
         """
+        self._signing = asyncio.create_task(self._sign(), name="seeds sign")
         try:
             await self._run(stop)
         except StoreUnavailable:
             if not stop.is_set():
                 raise
+        finally:
+            await self._end_signing()
+            if not self._is_done:
+                with suppress(StoreError):  # it gives no sign any more, which says the same a lease later
+                    await self._frontier.feed(self._feeder, "leave", lease_ms=self._lease_ms)
+
+    async def _sign(self) -> None:
+        is_over = False
+        while not is_over:
+            with suppress(StoreError):  # the offers meet the same error, and know what it means
+                await self._frontier.feed(self._feeder, "sign", lease_ms=self._lease_ms)
+            is_over = await sleep_or_stop(self._is_signed_off, self._lease_ms / 1000 / SIGNS_PER_LEASE)
+
+    async def _end_signing(self) -> None:
+        # By a flag, and waited for: a sign that reached the store after "done" would open the crawl again.
+        self._is_signed_off.set()
+        if self._signing is not None:
+            await asyncio.wait((self._signing,))
 
     async def _run(self, stop: asyncio.Event) -> None:
         chunks = _Chunks(self._sources)
@@ -191,7 +230,11 @@ class SeedLoop:
         if not stop.is_set():
             if self.refused > COMPLAINTS_MAX:
                 self._log(f"seeds: {self.refused} lines in all were not http(s) URLs")
-            await until_answered(lambda: self._frontier.control(closed=1), self._patience, stop)
+            await self._end_signing()
+            await until_answered(
+                lambda: self._frontier.feed(self._feeder, "done", lease_ms=self._lease_ms), self._patience, stop
+            )
+            self._is_done = True
 
     def _add(self, line: SeedLine, links: Links) -> None:
         url, is_completed = seed_url(line.text)

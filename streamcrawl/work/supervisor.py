@@ -156,8 +156,9 @@ class Supervisor:
         """Run until the crawl has ended, is stopped, or cannot go on.
 
         Returns:
-            ENDED, LIMIT, STOPPED, UNBALANCED (as finish.lua says), INTERRUPTED (`stop` was called), GONE (deleted by
-            someone else) or UNAVAILABLE (no store for UNAVAILABLE_MAX_S). All children are gone when it returns.
+            ENDED, LIMIT, STOPPED, UNFED, UNBALANCED (as finish.lua says), INTERRUPTED (`stop` was called), GONE
+            (deleted by someone else) or UNAVAILABLE (no store for UNAVAILABLE_MAX_S). All children are gone when it
+            returns.
 
         Raises:
             ConfigError: the children cannot start as configured; the message is theirs.

@@ -40,7 +40,9 @@ async def run_worker(child: Child) -> None:
     dispatch = DispatchLoop(child.frontier, limit=DISPATCH_MAX, log=child.log)
     due = DueLoop(child.frontier, on_moved=lambda: dispatch.hint(Dispatched(0, 0, "OK")), log=child.log)
     async with Fetcher(settings) as fetcher:
-        work = PageWork(settings, scope, child.frontier, fetcher, child.board, spec.sinks)
+        work = PageWork(
+            settings, scope, child.frontier, fetcher, child.board, spec.sinks, on_stuck=lambda: _be_replaced(child)
+        )
         commit = CommitLoop(
             child.frontier,
             spec.consumer,
@@ -92,6 +94,13 @@ async def run_worker(child: Child) -> None:
                 loop.result()
         finally:
             stopping.cancel()
+
+
+def _be_replaced(child: Child) -> None:
+    """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
+    if not child.stop.is_set():
+        child.log(f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced")
+        child.stop.set()
 
 
 async def _hurry(child: Child, slots: Slots) -> None:

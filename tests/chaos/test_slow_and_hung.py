@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from streamcrawl.errors import ExitCode
@@ -105,6 +107,28 @@ async def test_hung_handler_is_ended_retried_and_dead_with_its_stack(
         await assert_at_rest(crawl)
 
 
+async def test_thread_that_hangs_ends_with_its_process_and_holds_nobody_up(
+    site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    stuck = [site.url(1, f"/p/2?{crawl_name}-{number}") for number in (1, 2, 3)]
+    innocents = sorted(site.url(1, f"/p/3?{crawl_name}-{number}") for number in (1, 2, 3))
+    limits = {"handler_timeout": "500ms", "attempts_max": 4, "grace": "30s"}
+    run = Run("sleeps_at_2", tmp_path, crawl_name, redis_server, [*stuck, *innocents], seconds=600, **limits)
+    with run.crawl as crawl:
+        crawl.start()
+        # Sooner than the grace period: nothing waits for the threads at the end.
+        assert await crawl.wait(25) == ExitCode.WITH_DEAD_LETTERS, crawl.log
+        letters = await crawl.dead_letters()
+        assert sorted((letter.url, letter.reason) for letter in letters) == [(url, "handler") for url in sorted(stuck)]
+        assert all("time.sleep" in letter.error for letter in letters)
+        assert run.output() == innocents
+        pids = {call.pid for call in read_calls(run.journal) if "/p/2?" in call.url}
+        assert len(pids) > 1
+        totals = await crawl.totals()
+        assert [name for name in totals if name.endswith("crashed")] == []
+        await assert_at_rest(crawl)
+
+
 async def test_stuck_process_is_killed_until_its_task_is_dead(
     site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
 ) -> None:
@@ -120,6 +144,27 @@ async def test_stuck_process_is_killed_until_its_task_is_dead(
         assert run.calls()[stuck] == 2 + 1
         assert run.output() == [innocent]
         await assert_at_rest(crawl)
+
+
+async def test_stuck_process_ends_although_its_crawl_was_killed(
+    site: SiteProcess, redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    url = site.url(1, f"/p/2?{crawl_name}")
+    limits = {"handler_timeout": "500ms", "timeout": "500ms"}
+    run = Run("holds_the_gil_at_2", tmp_path, crawl_name, redis_server, [url], seconds=600, **limits)
+    with run.crawl as crawl:
+        crawl.start()
+        await crawl.until(run.calls, "the handler to be called")
+        workers = crawl.children("fetch")
+        crawl.kill9()
+        # Nobody kills them now, and they do not hear that their control line has ended.
+        async with asyncio.timeout(60):
+            while any(map(is_alive, workers)):  # noqa: ASYNC110 - another process is waited for
+                await asyncio.sleep(0.1)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 async def test_poisonous_task_dies_alone(

@@ -50,9 +50,12 @@ def test_ctrl_c_stops_in_order_and_the_command_it_names_goes_on(command: Command
     assert_goes_on(command, leisurely_site, result.out)
 
 
-def test_sigterm_does_the_same(command: Command, leisurely_site: SiteProcess) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_and_a_closed_terminal_do_the_same(
+    command: Command, leisurely_site: SiteProcess, number: signal.Signals
+) -> None:
     with start_and_wait_for_pages(command, leisurely_site) as running:
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(number)
         result = running.wait(15)
     assert result.code == ExitCode.STOPPED
     assert_goes_on(command, leisurely_site, result.out)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streamcrawl.work.page_work import START_WAIT_MAX_MS
 from tests.integration.drive import Talker, crawling, html, records, violations
 from tests.site.server import SiteProcess, SiteSpec
 
@@ -36,6 +37,23 @@ async def test_redirect_within_the_host_is_followed_after_the_delay(
         assert (second["url"], second["referrer"], second["redirects"]) == (f"{origin}/c", f"{origin}/", [])
         assert [request.path for request in talker.requests] == ["/", "/a", "/b?x=1", "/c"]
         assert violations(talker.requests, cap=1, delay_ms=300) == []
+
+
+async def test_redirect_is_followed_when_the_delay_is_longer_than_a_slot_waits_for_a_host(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    # With a cap above 1 each hop asks for its start: handed back for the delay, the task began anew for ever.
+    delay_ms = START_WAIT_MAX_MS + 300
+    answers = {"/": html(status=302, Location="/a"), "/a": html()}
+    async with Talker(answers) as talker:
+        output = tmp_path / "pages.jsonl"
+        crawl = crawling(
+            redis_server.url, crawl_name, [talker.origin], output=output, delay_ms=delay_ms, host_concurrency=2
+        )
+        async with crawl as run:
+            assert await run.word() == "ENDED"
+        assert [request.path for request in talker.requests] == ["/", "/a"]
+        assert violations(talker.requests, cap=2, delay_ms=delay_ms) == []
 
 
 async def test_redirect_to_another_host_ends_the_task_and_offers_its_target(

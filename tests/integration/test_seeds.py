@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,6 +169,28 @@ async def test_stop_ends_the_loop_while_a_source_has_nothing_to_say(lab: Lab) ->
         os.dup2(saved, 0)
         os.close(saved)
         os.close(writing_end)
+
+
+async def test_crawl_is_closed_by_the_last_of_those_that_offer_seeds(lab: Lab) -> None:
+    more = threading.Event()
+
+    def slow() -> Iterator[SeedLine]:
+        yield from numbered(10)
+        more.wait(30)
+        yield from numbered(20)
+
+    slow_loop, quick_loop = seed_loop(lab, slow(), []), seed_loop(lab, numbered(5), [])
+    try:
+        await slow_loop.begin()
+        running = asyncio.create_task(slow_loop.run(asyncio.Event()))
+        await quick_loop.begin()
+        await quick_loop.run(asyncio.Event())
+        assert not await is_closed(lab)
+    finally:
+        more.set()
+    await running
+    assert slow_loop.accepted == 30
+    assert await is_closed(lab)
 
 
 async def test_source_that_fails_midway_is_an_error(lab: Lab) -> None:

@@ -272,7 +272,13 @@ async def start_wait(open_lab: OpenLab) -> None:
 async def start_back(open_lab: OpenLab) -> None:
     lab, one, two = await _slow_pair(open_lab)
     await ask(lab, one)
-    assert await lab.changes(ask(lab, two, 1000)) == (("BACK", near(60_500)), {})
+    now = await lab.now()
+    answer, changed = await lab.changes(ask(lab, two, 1000))
+    assert answer == ("BACK", near(60_500))
+    assert changed == {f"host:{A}": {"due": (near(now + 60_000), near(now + 60_500))}}
+    # What goes back comes again when it may start, and not at once, to be handed back again.
+    assert await lab.frontier.hand_back(FETCH_STREAM, [two.id]) == 1
+    assert await lab.frontier.dispatch(10) == Dispatched(0, near(60_500), "OK")
 
 
 @case("start", "LEASE_LOST")
@@ -552,6 +558,56 @@ async def control_ok(open_lab: OpenLab) -> None:
     assert (await lab.changes(act()))[1] == {}
 
 
+# -- feed
+
+
+@case("feed", "OK")
+async def feed_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    feed = partial(lab.frontier.feed, lease_ms=1000)
+    until = near(await lab.now() + 1000)
+    assert await feed("one", "begin") == 1
+    for _ in range(2):
+        assert await feed("two", "begin") == 2
+    assert (await lab.snapshot())["state"]["feeder:one"] == until
+    for _ in range(2):
+        assert await feed("one", "done") == 1
+        assert "closed" not in (await lab.snapshot())["state"]  # the other one is not through
+    for _ in range(2):
+        assert await feed("two", "done") == 0
+        assert (await lab.snapshot())["state"]["closed"] == 1
+    # What one has left in order, or by its death, waits for a new beginning.
+    assert await feed("one", "begin") == 1
+    assert "closed" not in (await lab.snapshot())["state"]
+    assert await feed("one", "leave") == 1
+    assert await feed("two", "sign") == 2
+    assert await feed("two", "done") == 1
+    assert "closed" not in (await lab.snapshot())["state"]
+    assert await feed("two", "begin") == 1
+    assert await feed("three", "alone") == 1
+    assert await feed("three", "done") == 0
+
+
+@case("finish", "UNFED")
+async def finish_unfed(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    feed = partial(lab.frontier.feed, lease_ms=60_000)
+    await feed("one", "begin")
+    await feed("two", "begin")
+    await finish_says(lab, "RUNNING", 0)
+    await feed("one", "done")
+    await finish_says(lab, "RUNNING", 0)
+    await lab.let_pass(60_000)
+    await finish_says(lab, "UNFED", 0)  # no sign of life
+    await feed("two", "sign")
+    await finish_says(lab, "RUNNING", 0)
+    await feed("two", "leave")
+    await finish_says(lab, "UNFED", 0)
+    await feed("two", "begin")
+    await feed("two", "done")
+    await finish_says(lab, "ENDED", 0)
+
+
 # -- finish
 
 
@@ -729,6 +785,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),
+    "feed": ("one", "begin", 1000),
     "finish": (),
     "give_up": (0, 0, 5),
     "hand_back": (FETCH_STREAM, msgspec.msgpack.encode([FENCE]), "0"),

@@ -86,6 +86,29 @@ async def test_with_nothing_else_to_do_the_shorter_limit_holds(open_lab: OpenLab
     assert await give_up(lab) == (2, 1, 0)
 
 
+async def test_the_shorter_limit_holds_while_failing_hosts_are_being_asked(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2), *urls("b.test", 2))
+
+    async def fail_all() -> None:
+        for held in await lab.take():
+            detail = (held.task.level.value, held.stored, "timeout", 1000, 60_000, 1000)
+            await lab.end(held, Outcome.UNANSWERED, detail=detail)
+        await lab.let_pass(60_000)
+
+    await fail_all()
+    await lab.let_pass(IDLE_MS)
+    await fail_all()
+    asked = await lab.take()
+    assert {held.host for held in asked} == {A, "http://b.test"}
+    assert await give_up(lab) == (2, 2, 0)  # each has one task queued and one in hand
+    for held in asked:
+        detail = (held.task.level.value, held.stored, "timeout", 1000, 60_000, 1000)
+        await lab.end(held, Outcome.UNANSWERED, detail=detail)
+    assert await give_up(lab) == (2, 0, 0)
+    assert (await lab.totals())["page.dead.host_unreachable"] == 4
+
+
 async def drop_all(lab: Lab, host: str) -> None:
     while held := await lab.take():
         for one in held:

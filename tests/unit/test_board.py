@@ -31,6 +31,12 @@ def child(supervisor: Board) -> Iterator[Board]:
     board.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a board is a file here")
+def test_board_needs_no_room_on_a_disk(supervisor: Board) -> None:
+    # A mapped file on a full disk ends whoever writes to it with SIGBUS: the supervisor, with all of the crawl.
+    assert "memfd:" in os.readlink(f"/proc/self/fd/{supervisor.fd}")
+
+
 def test_new_board_holds_nothing(supervisor: Board) -> None:
     assert supervisor.held() == []
     assert supervisor.busy() == 0

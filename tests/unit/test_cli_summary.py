@@ -37,6 +37,7 @@ LETTER = DeadLetter("http://a/1", "timeout", "no answer in 30 s", "", 0)
         ("STOPPED", {}, ExitCode.STOPPED),
         ("PAUSED", {}, ExitCode.STOPPED),
         ("INTERRUPTED", {}, ExitCode.STOPPED),
+        ("UNFED", {}, ExitCode.STOPPED),
         ("UNBALANCED", {}, ExitCode.AUDIT_FAILED),
         ("UNAVAILABLE", {}, ExitCode.STORE_UNAVAILABLE),
         ("GONE", {}, ExitCode.STORE_UNAVAILABLE),

@@ -33,7 +33,8 @@ def work() -> Iterator[PageWork]:
     settings = make_settings(name="unit", attempts_max=3, retry_base_ms=70)
     frontier = Frontier(connect("redis://127.0.0.1:1/0"), Keys("unit"), "epoch")
     board = Board.create(1)
-    yield PageWork(settings, Scope.from_settings(settings, [HOST]), frontier, Fetcher(settings), board, ())
+    scope = Scope.from_settings(settings, [HOST])
+    yield PageWork(settings, scope, frontier, Fetcher(settings), board, (), on_stuck=lambda: None)
     board.close()
 
 

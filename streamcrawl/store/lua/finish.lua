@@ -10,6 +10,7 @@
 --           LIMIT       pages_max reached, nothing is under way; more could be done
 --           STOPPED     stopped for the reason in the state, nothing is under way
 --           PAUSED      paused, nothing is under way: a paused crawl has not ended
+--           UNFED       nothing is left, but who was to offer more seeds died or was stopped before it had offered all
 --           UNBALANCED  nothing is under way, nothing more can be, and the counts disagree: an audit error, not the end
 --         {'GONE'}
 -- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `failing`. Repeat: harmless.
@@ -38,7 +39,14 @@ if left + queued > 0 then
 end
 if call('HGET', KEYS[1], 'closed') ~= '1' then
   if S.paused == '1' then return {'PAUSED', created} end
-  return {'RUNNING', created}
+  local row, word = call('HGETALL', KEYS[1]), 'RUNNING'
+  for i = 1, #row, 2 do
+    if string.sub(row[i], 1, 7) == 'feeder:' then
+      if tonumber(row[i + 1]) > now then return {'RUNNING', created} end
+      word = 'UNFED'
+    end
+  end
+  return {word, created}
 end
 for i = 1, #lines do
   local line = lines[i]

@@ -11,10 +11,10 @@
 --
 -- Returns {'START'}        fetch now; the next fetch of this host starts no sooner than its delay from now
 --         {'WAIT', ms}     ask again after that long
---         {'BACK', ms}     too long to wait: hand the task back
+--         {'BACK', ms}     too long to wait: hand the task back; its host is not due before
 --         {'LEASE_LOST'}   the entry is no longer pending
 --         {'GONE'}
--- Derives `host:<host>`, `stream:fetch`. Cost O(1). Repeat: after a lost START the host waits one delay more.
+-- Derives `host:<host>`, `schedule`, `stream:fetch`. Cost O(1). Repeat: after a lost START the host waits one delay more.
 -- include _state
 -- include _hosts
 if #redis.pcall('XPENDING', STREAM, 'workers', ARGV[2], ARGV[2], 1) == 0 then return {'LEASE_LOST'} end
@@ -25,7 +25,12 @@ if ARGV[4] == '-1' then
   return {'START'}
 end
 local wait = math.max(h.start_due, h.blocked_until) - now
-if wait > tonumber(ARGV[4]) then return {'BACK', wait} end
+if wait > tonumber(ARGV[4]) then
+  -- Otherwise the task would be dispatched, asked for and handed back over and over until then.
+  h.due = math.max(h.due, now + wait)
+  settle()
+  return {'BACK', wait}
+end
 if wait > 0 then return {'WAIT', wait} end
 -- Written here alone: settle() would also move the host in the schedule, which a start does not change.
 call('HSET', P .. 'host:' .. ARGV[3], 'start_due', now + delay_of(h) + tonumber(ARGV[5]))

@@ -1,0 +1,74 @@
+"""What a handler does to the page it is given, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from streamcrawl.errors import StageError
+from streamcrawl.work.handlers import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamcrawl.response import Response
+
+PAGE: Any = cast("Response", None)
+
+
+def finds_nothing(_: Response) -> Any:
+    return next(iter(()))
+
+
+async def cancels_itself(_: Response) -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("function", [finds_nothing, cancels_itself])
+async def test_odd_end_of_a_handler_is_an_error_of_its_own(function: Callable[[Response], Any]) -> None:
+    # StopIteration was waited for until the time limit, a cancellation passed for a lost lease.
+    with pytest.raises(StageError, match=function.__name__):
+        await Handler(function, timeout_ms=60_000)(PAGE)
+
+
+async def test_cancellation_of_the_slot_passes() -> None:
+    begun = asyncio.Event()
+
+    async def waits(_: Response) -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    call = asyncio.ensure_future(Handler(waits, timeout_ms=60_000)(PAGE))
+    await begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_hanging_thread_is_named_and_reported() -> None:
+    release, stuck = threading.Event(), []
+
+    def hangs(_: Response) -> None:
+        release.wait()
+
+    handler = Handler(hangs, timeout_ms=50, on_stuck=lambda: stuck.append(True))
+    try:
+        with pytest.raises(StageError, match=r"release\.wait\(\)"):
+            await handler(PAGE)
+    finally:
+        release.set()
+    assert stuck == [True]
+
+
+async def test_as_many_sync_handlers_run_at_a_time_as_there_are_slots() -> None:
+    slots = 48  # more than the threads that asyncio would have
+    together = threading.Barrier(slots)
+
+    def waits_for_all(_: Response) -> None:
+        together.wait(timeout=30)
+
+    handler = Handler(waits_for_all, timeout_ms=60_000, threads=slots)
+    await asyncio.gather(*(handler(PAGE) for _ in range(slots)))

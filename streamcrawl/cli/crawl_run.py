@@ -38,7 +38,7 @@ from streamcrawl.rules.urls import hostname_of, split_url
 from streamcrawl.settings import ENVIRONMENT_PREFIX, Settings, from_environment, make_settings
 from streamcrawl.sinks.jsonl import JsonlFile, check_writable
 from streamcrawl.store.connection import mapped_errors, redacted
-from streamcrawl.store.frontier import FETCH_STREAM, Frontier, delete_crawl, open_crawl, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, Frontier, delete_crawl, open_crawl, script_values, sink_stream
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
@@ -64,6 +64,12 @@ _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _SUFFIX: Final = ".jsonl"
+_POLITENESS: Final = {
+    "delay_ms": "--delay in ms",
+    "cap": "--host-concurrency",
+    "robots": "robots.txt obeyed (1) or not (0)",
+}
+"""Fields of the state that scripts and workers must agree on, as a person knows them."""
 _REDIS_VARIABLE: Final = ENVIRONMENT_PREFIX + "REDIS"
 
 
@@ -253,6 +259,8 @@ class _Crawl:
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
 
+        if store.embedded is None and not is_new:
+            await self._refuse_other_politeness(client, state, settings)
         frontier, is_new = await open_crawl(client, settings, sinks=[sink.name for sink in sinks])
         if is_new:
             self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
@@ -358,6 +366,27 @@ class _Crawl:
             with await asyncio.to_thread(JsonlFile, path):
                 path.unlink()
 
+    async def _refuse_other_politeness(self, client: Redis, state: Mapping[str, str], settings: Settings) -> None:
+        """Raise ConfigError when live workers go by other rules of politeness than this command asks for.
+
+        Scripts would follow the last that joined, and workers what they were started with.
+        """
+        flat = script_values(settings)
+        asked = dict(zip(flat[::2], flat[1::2], strict=True))
+        differing = [
+            f"{option}: {state.get(field, '')} (here {asked[field]})"
+            for field, option in _POLITENESS.items()
+            if state.get(field, "") != asked[field]
+        ]
+        if not differing:
+            return
+        status = await read_status(client, self._name)
+        if any(worker.beat_age_ms < settings.lease_ms for worker in status.workers):
+            raise ConfigError(
+                f"crawl {self._name!r} is at work with {', '.join(differing)}: join it with --resume, which takes its "
+                "settings, or stop it first"
+            )
+
     async def _join(self, store: Store, frontier: Frontier, sinks: list[SinkSpec], settings: Settings) -> None:
         """Take a crawl over that is there already: alone on an embedded server, beside others elsewhere."""
         status = await read_status(store.client, self._name)
@@ -370,7 +399,8 @@ class _Crawl:
         self.tell(f"resuming crawl {status.name}: {far}")
         if store.embedded is not None:
             # The lock of the folder is ours, so no worker can be alive: what is in their hands was left by a crash.
-            back = await frontier.put_back(FETCH_STREAM, "", is_crash=True)
+            # Not counted as crashes: the whole crawl ended, not the worker of one task.
+            back = await frontier.put_back(FETCH_STREAM, "", is_crash=False)
             for sink in sinks:
                 await frontier.put_back(sink_stream(sink.name), "", is_crash=False)
             if back:

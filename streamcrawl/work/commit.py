@@ -92,7 +92,7 @@ class CommitLoop:
         while self._queue and len(batch) < ENTRIES_PER_CALL:
             first = self._queue[0].commit
             links += len(first.links)
-            size += sum(map(len, first.items))
+            size += sum(map(len, first.items)) + sum(len(part) for part in first.detail if not isinstance(part, int))
             if batch and (links > LINKS_PER_CALL or size > BYTES_PER_CALL):
                 break
             batch.append(self._queue.popleft())

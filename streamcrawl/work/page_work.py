@@ -295,7 +295,10 @@ class PageWork:
             try:
                 handled = await self._handler(response)
             except Retry as asked:
-                delay_ms = self._policy.base_ms if asked.after_s is None else int(asked.after_s * 1000)
+                delay_ms = self._policy.base_ms
+                if asked.after_s is not None:
+                    # Also inf, nan and what lies in the past: a handler of somebody else asked for it.
+                    delay_ms = int(1000 * min(max(0.0, asked.after_s), self._policy.retry_after_max_ms / 1000))
                 return self._try_again(entry, task, "retry", str(asked), answer, delay_ms)
             except Drop as drop:
                 is_word = drop.reason.isidentifier() and len(drop.reason) <= 64

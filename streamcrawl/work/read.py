@@ -51,6 +51,7 @@ class ReadLoop:
         free: Callable[[], int],
         wait_free: Callable[[], asyncio.Future[None]],
         put: Callable[[Entry, int], None],
+        on_outage: Callable[[], None],
         log: Log,
     ) -> None:
         self._frontier = frontier
@@ -65,7 +66,7 @@ class ReadLoop:
         self._stop = asyncio.Event()
         self._looks_left = 0
         self._look_at_ms = 0
-        self._patience = Patience("read", log, pause_max_s=lease_ms / 1000 / LOOKS)
+        self._patience = Patience("read", log, on_outage=on_outage, pause_max_s=lease_ms / 1000 / LOOKS)
         self._waker = Waker(reader, frontier.client)
 
     def stop(self) -> None:

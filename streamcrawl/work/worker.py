@@ -70,6 +70,7 @@ async def run_worker(child: Child) -> None:
             free=slots.free,
             wait_free=slots.wait_free,
             put=slots.put,
+            on_outage=work.seen.clear,
             log=child.log,
         )
         child.on_lost = slots.lose

@@ -58,6 +58,11 @@ def test_second_command_joins_a_crawl_on_a_shared_redis(
     other = Command(tmp_path / "there")
     with command.start(*arguments) as first:
         first.until(lambda: command.lines(f"{crawl_name}.jsonl"), "the first page is written")
+        with paused(leisurely_site):
+            hasty = other.run(*arguments, "--delay", "0", "--host-concurrency", "9")
+        assert hasty.code == ExitCode.USAGE
+        assert f"crawl {crawl_name!r} is at work with --delay in ms: " in hasty.err
+        assert "--host-concurrency: 1 (here 9)" in hasty.err
         with other.start(*arguments) as second:
             with paused(leisurely_site):
                 second.until(lambda: f"joining crawl {crawl_name}: " in second.err, "the second joins")

@@ -86,6 +86,32 @@ async def test_with_nothing_else_to_do_the_shorter_limit_holds(open_lab: OpenLab
     assert await give_up(lab) == (2, 1, 0)
 
 
+async def test_a_silence_of_everybody_is_not_taken_for_dead_hosts(open_lab: OpenLab) -> None:
+    """A crawl of one site behind a network that is down for longer than the shorter limit loses nothing."""
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 4))
+    await lab.end((await lab.take())[0])
+    await fail(lab)
+    await lab.let_pass(2 * IDLE_MS)
+    await fail(lab)
+    assert await give_up(lab) == (0, 0, 0)
+    await lab.let_pass(AFTER_MS)
+    await fail(lab)
+    assert (await give_up(lab))[1] == 1
+
+
+async def test_a_host_that_falls_silent_alone_is_given_up_by_the_shorter_limit(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3))
+    await lab.end((await lab.take())[0], is_fetched=True)
+    await fail(lab)
+    await lab.offer(*urls("b.test", 1))
+    await lab.end(next(held for held in await lab.take() if held.host != A), is_fetched=True)
+    await lab.let_pass(IDLE_MS)
+    await fail(lab)
+    assert (await give_up(lab))[1] == 1
+
+
 async def test_the_shorter_limit_holds_while_failing_hosts_are_being_asked(open_lab: OpenLab) -> None:
     lab = await open_lab()
     await lab.offer(*urls("a.test", 2), *urls("b.test", 2))

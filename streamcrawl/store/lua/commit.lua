@@ -130,7 +130,7 @@ function ACT.redirected(c)
   count(c[3] .. '.dropped.redirected', 1)
 end
 
-local words, touched = {}, {}
+local words, touched, is_answered = {}, {}, false
 for n = 4, #ARGV do
   local is_read, c = pcall(cmsgpack.unpack, ARGV[n])
   if not is_read or not is_valid(c) then
@@ -140,6 +140,7 @@ for n = 4, #ARGV do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
+    if c[5] == 1 and c[4] ~= 'unanswered' then is_answered = true end
     if c[5] == 1 and c[4] ~= 'unanswered' and h.failures > 0 then
       h.failures, h.failing, h.failed_at = 0, '', 0
       call('ZREM', P .. 'failing', c[2])
@@ -169,6 +170,7 @@ if S.sink_max and (not S.throttled or S.throttled == '') then
   end
 end
 stop_when_full()
+if is_answered then call('HSET', KEYS[1], 'answered_at', now) end
 flush_seen()
 local moved, next_ms, word = dispatch(tonumber(ARGV[3]))
 flush_counts()

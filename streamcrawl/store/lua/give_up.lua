@@ -18,6 +18,7 @@
 -- include _hosts
 local limit, given = tonumber(ARGV[4]), 0
 local after, failing = tonumber(ARGV[2]), call('ZCARD', P .. 'failing')
+local after_idle, answered_at = after, tonumber(call('HGET', KEYS[1], 'answered_at')) or 0
 -- A hundred hosts that hang until a time limit are hardly ever idle all at once: what is under way of them does not count.
 local function is_only_failing_under_way()
   if call('ZCARD', P .. 'delayed') > 0 or call('XLEN', STREAM) > 500 then return false end
@@ -31,16 +32,20 @@ end
 if failing > 0 and failing <= 2000 and call('ZCARD', P .. 'schedule') <= failing
   and #call('ZINTER', 2, P .. 'schedule', P .. 'failing') == call('ZCARD', P .. 'schedule')
   and is_only_failing_under_way() then
-  after = math.min(after, tonumber(ARGV[3]))
+  after_idle = math.min(after, tonumber(ARGV[3]))
 end
-local rows = call('ZRANGE', P .. 'failing', '-inf', now - after, 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
+local rows = call('ZRANGE', P .. 'failing', '-inf', now - after_idle, 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
 for i = 1, #rows, 2 do
   local key, h = rows[i], host(rows[i])
+  -- The shorter limit is for a host that never answered, or that failed while others did answer. Where all fell silent
+  -- at once it is more likely our own network, and a crawl of one site must not be buried by five minutes of that.
+  local since, most = tonumber(rows[i + 1]), after
+  if since <= answered_at or (h.pages == 0 and h.robots ~= 'known') then most = after_idle end
   -- From its first failure to its last, not to now: while the crawl is paused or throttled nobody asks the host, and
   -- that time says nothing about it.
   if h.given_up ~= '' then
     call('ZREM', P .. 'failing', key)
-  elseif h.failed_at - tonumber(rows[i + 1]) >= after then
+  elseif h.failed_at - since >= most then
     h.given_up = (gate(h) == 'asked' and h.failing == 'robots') and 'robots_unreachable' or 'host_unreachable'
     call('ZREM', P .. 'failing', key)
     given = given + 1

@@ -59,9 +59,9 @@ def test_second_command_joins_a_crawl_on_a_shared_redis(
     with command.start(*arguments) as first:
         first.until(lambda: command.lines(f"{crawl_name}.jsonl"), "the first page is written")
         with paused(leisurely_site):
-            hasty = other.run(*arguments, "--delay", "0", "--host-concurrency", "9")
+            hasty = other.run(*arguments, "--delay", "3", "--host-concurrency", "9")
         assert hasty.code == ExitCode.USAGE
-        assert f"crawl {crawl_name!r} is at work with --delay in ms: " in hasty.err
+        assert f"crawl {crawl_name!r} is at work with --delay in ms: 0 (here 3000), " in hasty.err
         assert "--host-concurrency: 1 (here 9)" in hasty.err
         with other.start(*arguments) as second:
             with paused(leisurely_site):

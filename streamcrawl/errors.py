@@ -105,6 +105,15 @@ class FetchTimeout(FetchError):
         self.is_unanswered = is_unanswered
 
 
+class ConnectTimeout(FetchTimeout):
+    """No connection came about in time: the host's fault and never one URL's."""
+
+    kind = "connect_timeout"
+
+    def __init__(self, message: str, url: str = "", *, is_unanswered: bool = True) -> None:
+        super().__init__(message, url, is_unanswered=True)
+
+
 class Disconnected(FetchError):
     """The connection broke or was reset in the middle; `is_unanswered` when before the first byte of the answer."""
 

@@ -49,7 +49,7 @@ With 20 ms the log of a site showed one of some hundred a few ms early while pro
 two busy cores (2026-11-30)."""
 START_LATE_MS: Final = 20
 """An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
-SURE_KINDS: Final = frozenset({"dns", "connect", "tls"})
+SURE_KINDS: Final = frozenset({"dns", "connect", "connect_timeout", "tls"})
 """Errors that are the host's and never one URL's."""
 SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')

@@ -188,7 +188,7 @@ def _faults(state: State) -> list[str]:
         delayed[place(host, level, stored, "delayed")] += 1
     dead = Counter[str]()
     for letter in state.get("dead", {}).get("entries", []):
-        dead["robots" if ',"robots",' in letter["task"] else "page"] += 1
+        dead["robots" if ',"robots",' in str(letter["task"]) else "page"] += 1  # a task that is "0" reads as a number
 
     for line in ("page", "robots"):
         count = {name: totals.get(f"{line}.{name}", 0) for name in ("created", "done", "dead", "dropped")}

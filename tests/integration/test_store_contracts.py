@@ -317,7 +317,7 @@ async def commit_done(open_lab: OpenLab) -> None:
         f"host:{A}": {"due": (None, now), "in_flight": (1, None), "pages": (None, 1)},
         f"host:{B}": {"queued": (None, 1)},
         "schedule": {B: (None, now)},
-        "state": {"seen": (1, 2)},
+        "state": {"answered_at": (None, now), "seen": (1, 2)},
         FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "totals": {

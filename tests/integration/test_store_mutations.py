@@ -69,7 +69,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str]]] = {
     "the low mark": ("sink_commit", "* 0.2)", "* 0.9)"),
     "the host of an entry": ("commit", "entry[2][2] == c[2] and", ""),
     "the length of an id": ("commit", "or #ms > 19 or #seq > 19", ""),
-    "the failing host's time": ("give_up", "if h.failed_at - tonumber(rows[i + 1]) >= after then", "if true then"),
+    "the failing host's time": ("give_up", "elseif h.failed_at - since >= most then", "elseif true then"),
     "all balanced": ("finish", "total(line .. '.created') ~= ", "false and 0 ~= "),
 }
 

@@ -14,6 +14,7 @@ from aiohttp.http_exceptions import ContentEncodingError, ContentLengthError
 
 from streamcrawl.errors import (
     ConnectError,
+    ConnectTimeout,
     Disconnected,
     DnsError,
     FetchError,
@@ -57,7 +58,7 @@ def payload_error(cause: Exception) -> client_exceptions.ClientPayloadError:
             client_exceptions.ClientConnectorCertificateError(KEY, ssl.SSLCertVerificationError(1, "self-signed")),
             TlsError,
         ),
-        (client_exceptions.ConnectionTimeoutError("slow"), FetchTimeout),
+        (client_exceptions.ConnectionTimeoutError("slow"), ConnectTimeout),
         (client_exceptions.SocketTimeoutError("slow"), FetchTimeout),
         (TimeoutError(), FetchTimeout),
         (client_exceptions.ServerDisconnectedError(), Disconnected),

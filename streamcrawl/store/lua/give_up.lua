@@ -37,10 +37,14 @@ end
 local rows = call('ZRANGE', P .. 'failing', '-inf', now - after_idle, 'BYSCORE', 'LIMIT', 0, 50, 'WITHSCORES')
 for i = 1, #rows, 2 do
   local key, h = rows[i], host(rows[i])
-  -- The shorter limit is for a host that never answered, or that failed while others did answer. Where all fell silent
-  -- at once it is more likely our own network, and a crawl of one site must not be buried by five minutes of that.
+  -- The shorter limit is for a host that never answered, that failed while others did answer, or that takes connections
+  -- and hangs at the URLs which are left. Where all fell silent at once it is more likely our own network, and a crawl of
+  -- one site must not be buried by five minutes of that.
   local since, most = tonumber(rows[i + 1]), after
-  if since <= answered_at or (h.pages == 0 and h.robots ~= 'known') then most = after_idle end
+  if since <= answered_at or (h.pages == 0 and h.robots ~= 'known')
+    or h.failing == 'timeout' or h.failing == 'disconnected' then
+    most = after_idle
+  end
   -- From its first failure to its last, not to now: while the crawl is paused or throttled nobody asks the host, and
   -- that time says nothing about it.
   if h.given_up ~= '' then

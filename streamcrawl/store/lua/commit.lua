@@ -140,10 +140,12 @@ for n = 4, #ARGV do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
-    if c[5] == 1 and c[4] ~= 'unanswered' then is_answered = true end
-    if c[5] == 1 and c[4] ~= 'unanswered' and h.failures > 0 then
-      h.failures, h.failing, h.failed_at = 0, '', 0
-      call('ZREM', P .. 'failing', c[2])
+    if c[5] == 1 and c[4] ~= 'unanswered' then
+      is_answered = true
+      if h.failures > 0 then
+        h.failures, h.failing, h.failed_at = 0, '', 0
+        call('ZREM', P .. 'failing', c[2])
+      end
     end
     if c[7] > 0 then h.blocked_until = math.max(h.blocked_until, now + c[7]) end
     ACT[c[4]](c, h)

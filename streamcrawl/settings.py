@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 
 from streamcrawl.errors import ConfigError
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of everything stored in Redis; a crawl of another schema is refused."""
 
 ENVIRONMENT_PREFIX: Final = "STREAMCRAWL_"
@@ -101,6 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- bounds of the store
     frontier_max: int = 20_000_000
+    seeds_waiting_max: int = 2_000_000
+    """Seeds that are not ended yet, beyond which whoever feeds more waits: some 400 MB of Redis."""
     memory_max_bytes: int | None = None
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
@@ -146,6 +149,14 @@ def check_name(name: str) -> str:
     return name
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value that somebody set, and where: a phrase for people, `--delay`, `STREAMCRAWL_DELAY`, `crawl.toml`."""
+
+    value: Any
+    source: str
+
+
 _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
@@ -153,7 +164,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
     "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
     "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
-    "frontier_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
+    "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 The first shard keeps them as JSON beside their version; every shard keeps the version and the few values that scripts
 read. A change goes to the first shard, by its version, so that of two changes at once the second sees the first; then
-to the others, and whoever finds one of them behind (work/tuning.py) brings it forward. Start at `read_tuned` and `tune`.
+to the others, and whoever finds one of them behind (work/tuning.py) brings it forward. Start at `read_tuned` and
+`tune`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Version of everything stored in Redis; a crawl of another schema is refused."""
 
 ENVIRONMENT_PREFIX: Final = "STREAMCRAWL_"
@@ -112,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- bounds of the store
     frontier_max: int = 20_000_000
+    seeds_waiting_max: int = 2_000_000
+    """Seeds that are not ended yet, beyond which whoever feeds more waits: some 400 MB of Redis."""
     memory_max_bytes: int | None = None
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
@@ -182,6 +184,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
+    "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
     "memory_max_bytes": (_TUNABLE, "compared at every look at the memory"),
     "sink_waiting_max": (_TUNABLE, "compared at every commit"),
 }
@@ -295,9 +298,9 @@ def check_name(name: str) -> str:
 _Kind = Literal["duration", "size", "number", "switch", "list", "choice", "text"]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
-    (base**power, f"{letter}{'i' if base == 1024 else ''}B")
-    for power, letter in reversed([*enumerate("kMGT", 1)])
-    for base in (1024, 1000)
+    (base**power, f"{letter}B")
+    for power, letters in ((4, ("Ti", "T")), (3, ("Gi", "G")), (2, ("Mi", "M")), (1, ("Ki", "k")))
+    for base, letter in zip((1024, 1000), letters, strict=True)
 ]
 
 
@@ -405,7 +408,7 @@ def compile_pattern(said: str, pattern: str) -> re.Pattern[str]:
 # -- where values come from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Given:
     """A value and who gave it, as a phrase for people: `--delay`, `STREAMCRAWL_DELAY`, `crawl.toml`, `settings set`."""
 
@@ -413,7 +416,7 @@ class Given:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ConfigFile:
     """What a TOML file says, checked for spelling and type."""
 
@@ -558,7 +561,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
     "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
     "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
-    "frontier_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
+    "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
 

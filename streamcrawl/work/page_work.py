@@ -233,7 +233,7 @@ class PageWork:
 
     async def _tell_late_start(self, entry_id: str, host: str) -> None:
         with contextlib.suppress(StoreError):
-            await self._frontier.start(entry_id, host, wait_max_ms=-1, margin_ms=0)
+            await self._frontier.start(entry_id, host, wait_max_ms="late", margin_ms=0)
 
     # -- pages
 

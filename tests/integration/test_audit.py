@@ -9,7 +9,8 @@ import pytest
 
 from streamcrawl.ops.audit import HOSTS_PER_CALL, AuditReport, audit
 from streamcrawl.rules.task import Outcome
-from streamcrawl.store.frontier import Frontier, delete_crawl
+from streamcrawl.store.frontier import Frontier
+from streamcrawl.store.shards import delete_crawl
 from streamcrawl.store.keys import GROUP
 
 if TYPE_CHECKING:

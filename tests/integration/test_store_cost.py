@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from streamcrawl.rules.task import Outcome
-from streamcrawl.store.frontier import Beat, delete_crawl
+from streamcrawl.store.frontier import Beat
+from streamcrawl.store.shards import delete_crawl
 from streamcrawl.store.scripts import digest, script_names, source
 from tests.integration.snapshot import FETCH_STREAM, Lab, fast, links
 

@@ -252,6 +252,8 @@ def test_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> No
         ("body_max_bytes", 0, "0B"),
         ("body_max_bytes", 10_000_000, "10MB"),
         ("body_max_bytes", 1 << 26, "64MiB"),
+        ("body_max_bytes", 1 << 10, "1KiB"),
+        ("body_max_bytes", 1_500_000, "1500kB"),
         ("url_max_bytes", 2083, "2083B"),
         ("memory_max_bytes", 2_000_000_000, "2GB"),
         ("memory_max_bytes", None, "none"),

@@ -112,5 +112,4 @@ async def put_in_force(crawl: Shards, settings: Settings, tuned: Tuned) -> bool:
 
 def settings_of(crawl: Shards, name: str, given: Mapping[str, Given], **local: Any) -> Settings:
     """Return the settings of a crawl, with what is `local` to a machine; neither file nor environment is asked."""
-    values = {field: one.value for field, one in given.items()} | local
-    return make_settings(name, values | {"shards": len(crawl)})
+    return make_settings(name, {**given, **local, "shards": len(crawl)})

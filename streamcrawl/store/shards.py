@@ -17,12 +17,14 @@ from redis.exceptions import RedisError
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.rules.urls import hostname_of, registrable_domain
+from streamcrawl.settings import SCHEMA
 from streamcrawl.store.connection import map_error, mapped_errors
-from streamcrawl.store.frontier import Frontier, open_shard
+from streamcrawl.store.frontier import Frontier, open_shard, other_schema
 from streamcrawl.store.keys import CRAWLS, ROOT, Keys
+from streamcrawl.store.upgrade import upgrade_crawl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from redis.asyncio import Redis
 
@@ -73,19 +75,27 @@ class Shards:
 
 
 async def open_crawl(
-    client: Redis, settings: Settings, *, sinks: Sequence[str] = (), given: bytes = b""
+    client: Redis,
+    settings: Settings,
+    *,
+    sinks: Sequence[str] = (),
+    given: bytes = b"",
+    is_alone: bool = False,
+    log: Callable[[str], None] | None = None,
 ) -> tuple[Shards, bool]:
-    """Create the crawl or join it as it is; what was stopped for a limit goes on.
+    """Create the crawl or join it as it is; what was stopped for a limit goes on. One of an older schema is upgraded.
 
     Args:
         given: JSON of what its settings were set to, kept when the crawl is new.
+        is_alone, log: As `upgrade_crawl` takes them.
 
     Returns:
         The crawl, and whether it was created by this call.
 
     Raises:
-        StoreIncompatible, ConfigError: as `open_shard` says.
+        StoreIncompatible, ConfigError: as `open_shard` and `upgrade_crawl` say.
     """
+    await upgrade_crawl(client, settings.name, is_alone=is_alone, log=log)
     first, is_new = await open_shard(client, settings, sinks=sinks, given=given)
     frontiers = [first]
     for shard in range(1, settings.shards):
@@ -99,18 +109,24 @@ async def open_crawl(
     return crawl, is_new
 
 
-async def join_crawl(client: Redis, name: str) -> Shards:
+async def join_crawl(client: Redis, name: str, *, is_only_read: bool = False) -> Shards:
     """Return a crawl that is there, with as many shards as it has; nothing is changed.
+
+    Args:
+        is_only_read: Nothing of it will be written, so it may be of an older schema.
 
     Raises:
         ConfigError: there is no such crawl.
+        StoreIncompatible: it is of another schema.
         StoreError: as every call of the store.
     """
     with mapped_errors():
-        row: Any = await client.hmget(Keys(name).state, ["epoch", "identity"])
-    epoch, identity = row
+        row: Any = await client.hmget(Keys(name).state, ["epoch", "identity", "schema"])
+    epoch, identity, schema = row
     if epoch is None:
         raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
+    if int(schema or 0) > SCHEMA or (int(schema or 0) < SCHEMA and not is_only_read):
+        raise other_schema(name, schema)
     shards = shards_in(identity)
     return Shards([Frontier(client, Keys(name, shard), epoch.decode()) for shard in range(shards)])
 

@@ -54,7 +54,7 @@ from streamcrawl.work.seeds import (
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -279,7 +279,15 @@ class _Crawl:
         self._grace_ms = settings.grace_ms
         self._supervisor = Supervisor(store.url, settings, frontier, scope=scope.state(), sinks=sinks, log=self.log)
         started = time.monotonic()
-        word = await self._run_loops(self._supervisor, seeds, frontier, store, settings)
+
+        def again() -> SeedLoop | None:
+            if now_stored.seeds_file == STDIN:
+                return None
+            lines = self._seed_lines(options.urls or now_stored.seeds, now_stored.seeds_file)
+            # Quietly: what is wrong with the lines was said the first time.
+            return SeedLoop(frontier, lines, settings, lambda _: None, feeder=_feeder(now_stored))
+
+        word = await self._run_loops(self._supervisor, seeds, again, frontier, store, settings)
         run = Run(word, time.monotonic() - started, self._pages_before, self._resume_command())
         return await self._sum_up(run, frontier)
 
@@ -447,7 +455,13 @@ class _Crawl:
     # -- while it runs
 
     async def _run_loops(
-        self, supervisor: Supervisor, seeds: SeedLoop, frontier: Frontier, store: Store, settings: Settings
+        self,
+        supervisor: Supervisor,
+        seeds: SeedLoop,
+        again: Callable[[], SeedLoop | None],
+        frontier: Frontier,
+        store: Store,
+        settings: Settings,
     ) -> str:
         """Run supervisor, seeds, progress and the watch over the server; return the supervisor's word."""
         progress = Progress(
@@ -460,7 +474,7 @@ class _Crawl:
         )
         main = asyncio.create_task(supervisor.run(), name="supervisor")
         showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
-        feeding = asyncio.create_task(self._feed(seeds), name="seeds")
+        feeding = asyncio.create_task(self._feed(seeds, again), name="seeds")
         watching = asyncio.create_task(_watch_server(store, self._resume_command()), name="server")
         try:
             waiting: set[asyncio.Task[Any]] = {main, feeding, watching}
@@ -479,10 +493,18 @@ class _Crawl:
             await asyncio.gather(main, feeding, watching, return_exceptions=True)
             await showing
 
-    async def _feed(self, seeds: SeedLoop) -> None:
+    async def _feed(self, seeds: SeedLoop, again: Callable[[], SeedLoop | None]) -> None:
         await seeds.run(self._stop_seeds)
         if seeds.refused and not seeds.accepted:
             raise ConfigError("none of the seeds is an http(s) URL: there is nothing to crawl")
+        # A restarted store may have lost the seeds, or that they are all. Those it knows cost nothing but the asking.
+        while await seeds.until_restart(self._stop_seeds):
+            repeated = again()
+            if repeated is None:
+                self.log("seeds: those from standard input cannot be offered again; some may be lost")
+                return
+            seeds = repeated
+            await seeds.run(self._stop_seeds)
 
     def _on_signal(self) -> None:
         """Stop in order, then at once, then without waiting for anything; before the workers start, at once."""

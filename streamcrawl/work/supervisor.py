@@ -27,6 +27,7 @@ from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.reclaim import ReclaimLoop
+from streamcrawl.work.watch import WatchLoop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +145,7 @@ class Supervisor:
         )
         self._reclaim = ReclaimLoop(frontier, streams, lease_ms=lease_ms, log=log)
         self._janitor = JanitorLoop(frontier, settings, log=log)
+        self._watch = WatchLoop(frontier, log=log)
         self._end = EndLoop(frontier, is_busy=self._is_busy, log=log)
 
     def stop(self) -> None:
@@ -171,7 +173,7 @@ class Supervisor:
             self._keep("fetch", None)
         loops = [
             asyncio.create_task(loop.run(), name=type(loop).__name__)
-            for loop in (self._beat, self._reclaim, self._janitor)
+            for loop in (self._beat, self._reclaim, self._janitor, self._watch)
         ]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
@@ -182,7 +184,7 @@ class Supervisor:
             self._judge([*loops, ending, watching])
             await self._close_children()
         finally:
-            for loop in (self._beat, self._reclaim, self._janitor, self._end):
+            for loop in (self._beat, self._reclaim, self._janitor, self._watch, self._end):
                 loop.stop()
             for task in (stopping, failing, watching):
                 task.cancel()
@@ -219,6 +221,7 @@ class Supervisor:
             await self._drain_sinks(grace_s)
         await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         self._janitor.stop()
+        self._watch.stop()
         self._reclaim.stop()
 
     async def _stop_role(self, role: str, within_s: float) -> None:

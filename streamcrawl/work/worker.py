@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -74,6 +75,10 @@ async def run_worker(child: Child) -> None:
             log=child.log,
         )
         child.on_lost = slots.lose
+        for client in (child.client, child.reader):
+            # An outage may pass without an error: redis-py replaces a connection that was closed while it was idle.
+            restarts_of(client).listen(work.seen.clear)
+            restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
         loops = [_start(loop.run(), type(loop).__name__) for loop in (read, commit, dispatch, due)]
         stopping = _start(_wait(child.stop), "stop")

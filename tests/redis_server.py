@@ -296,7 +296,7 @@ def _library(name: str) -> Path:
     Raises:
         RuntimeError: it is not there; the tests need it and skip nothing.
     """
-    for folder in sorted(Path("/usr/lib").glob("*-linux-*")) + [Path("/usr/lib64"), Path("/usr/lib")]:
+    for folder in [*sorted(Path("/usr/lib").glob("*-linux-*")), Path("/usr/lib64"), Path("/usr/lib")]:
         if (folder / name).exists():
             return folder / name
     raise RuntimeError(f"no {name}: the tests need `apt install faketime libc6`")

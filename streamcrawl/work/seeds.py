@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 STDIN: Final = "-"
 LINE_MAX_BYTES: Final = 65_536
@@ -159,7 +159,7 @@ class SeedLoop:
 
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         sources: Iterator[SeedLine],
         settings: Settings,
         log: Callable[[str], None],
@@ -167,7 +167,7 @@ class SeedLoop:
         feeder: str = "",
     ) -> None:
         """Prepare the loop; `feeder` names these seeds: another run of the same name offers them again."""
-        self._frontier = frontier
+        self._crawl = crawl
         self._feeder = feeder or secrets.token_hex(8)
         self._lease_ms = settings.lease_ms
         self._sources = sources
@@ -177,7 +177,7 @@ class SeedLoop:
         self._is_done = False
         self._is_signed_off = asyncio.Event()
         self._signing: asyncio.Task[None] | None = None
-        self._restarts = restarts_of(frontier.client)
+        self._restarts = restarts_of(crawl.client)
         self._restarts_before = self._restarts.count
         self.accepted = 0
         """Seeds that are valid URLs, known or not."""
@@ -187,7 +187,7 @@ class SeedLoop:
 
     async def begin(self, *, is_alone: bool = False) -> None:
         """Keep the crawl from ending before `run` has offered everything; `is_alone`: nobody else can be alive."""
-        await self._frontier.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
+        await self._crawl.first.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
 
     async def until_restart(self, stop: asyncio.Event) -> bool:
         """Wait until the store was restarted since this loop was made: it may have lost these seeds; False: stopped."""
@@ -213,13 +213,13 @@ class SeedLoop:
             await self._end_signing()
             if not self._is_done:
                 with suppress(StoreError):  # it gives no sign any more, which says the same a lease later
-                    await self._frontier.feed(self._feeder, "leave", lease_ms=self._lease_ms)
+                    await self._crawl.first.feed(self._feeder, "leave", lease_ms=self._lease_ms)
 
     async def _sign(self) -> None:
         is_over = False
         while not is_over:
             with suppress(StoreError):  # the offers meet the same error, and know what it means
-                await self._frontier.feed(self._feeder, "sign", lease_ms=self._lease_ms)
+                await self._crawl.first.feed(self._feeder, "sign", lease_ms=self._lease_ms)
             is_over = await sleep_or_stop(self._is_signed_off, self._lease_ms / 1000 / SIGNS_PER_LEASE)
 
     async def _end_signing(self) -> None:
@@ -244,7 +244,7 @@ class SeedLoop:
                 self._log(f"seeds: {self.refused} lines in all were not http(s) URLs")
             await self._end_signing()
             await until_answered(
-                lambda: self._frontier.feed(self._feeder, "done", lease_ms=self._lease_ms), self._patience, stop
+                lambda: self._crawl.first.feed(self._feeder, "done", lease_ms=self._lease_ms), self._patience, stop
             )
             self._is_done = True
 
@@ -269,7 +269,7 @@ class SeedLoop:
         is_told = False
         while True:
             try:
-                word, count = await until_answered(lambda: self._frontier.offer(links), self._patience, stop)
+                word, count = await until_answered(lambda: self._crawl.first.offer(links), self._patience, stop)
             except StoreFull:
                 word, count = "FULL", 0
             if word == "OK":

@@ -17,7 +17,7 @@ from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
 PACE_S: Final = 1.0
@@ -26,12 +26,12 @@ JUMP_LEAST_MS: Final = 5000
 
 
 class WatchLoop:
-    def __init__(self, frontier: Frontier, *, log: Log) -> None:
-        self._frontier = frontier
+    def __init__(self, crawl: Shards, *, log: Log) -> None:
+        self._crawl = crawl
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("watch", log)
-        self._restarts = restarts_of(frontier.client)
+        self._restarts = restarts_of(crawl.client)
         self._restarts_seen = self._restarts.count
         self._ahead_ms: int | None = None
         """Of the server's clock before our monotonic one; only its changes mean something."""
@@ -45,7 +45,7 @@ class WatchLoop:
             if self._restarts.count != self._restarts_seen:
                 self._restarts_seen = self._restarts.count
                 self._log("the store was restarted, or another server took over: what it lost is fetched again")
-                mended = await until_answered(self._frontier.reconcile, self._patience, self._stop)
+                mended = await until_answered(self._crawl.reconcile, self._patience, self._stop)
                 if mended:
                     self._log(f"counts of {mended} hosts were wrong after the restart and have been mended")
             await sleep_or_stop(self._stop, PACE_S)
@@ -53,11 +53,13 @@ class WatchLoop:
     async def _read_clock(self) -> int:
         """Return how far the server's clock is ahead of our monotonic one, ms."""
         with mapped_errors():
-            seconds, micros = await self._frontier.client.time()
+            seconds, micros = await self._crawl.client.time()
         return seconds * 1000 + micros // 1000 - monotonic_ms()
 
     def _judge_clock(self, ahead_ms: int) -> None:
         jump_ms = ahead_ms - (self._ahead_ms if self._ahead_ms is not None else ahead_ms)
         self._ahead_ms = ahead_ms
         if abs(jump_ms) > JUMP_LEAST_MS:
-            self._log(f"the clock of the Redis server jumped by {jump_ms / 1000:+.0f} s; nothing is early or late for it")
+            self._log(
+                f"the clock of the Redis server jumped by {jump_ms / 1000:+.0f} s; nothing is early or late for it"
+            )

@@ -1,4 +1,4 @@
-"""The clock of the Redis server jumps an hour forth or back while a crawl runs: it costs a line in the log (invariant 8)."""
+"""The clock of the Redis server jumps an hour forth and back while a crawl runs: a line in the log (invariant 8)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JUMPED = "the clock of the Redis server jumped by"
 DELAY_MS = 500
 LEASE_S = 5 if IS_FULL else 3
 TAKEN_BACK_S = 5 * LEASE_S
-"""A lease of grace after the jump, in which the dead are not told from the living, then ticks; room for a slow machine."""
+"""One lease of grace after the jump, in which the dead are not told from the living; the rest is for slow machines."""
 END_S = 300 if IS_FULL else 90
 
 
@@ -64,9 +64,7 @@ async def test_clock_jumps_forth_and_back_and_a_machine_dies(binary: Binary, tmp
             assert code == ExitCode.DONE, first.log
             watch.assert_sound()
             said = [line for line in first.log.splitlines() if JUMPED in line]
-            assert [line.split(";")[0] for line in said] == [
-                f"{JUMPED} {jump} s" for jump in ("+3600", "-3600")
-            ]
+            assert [line.split(";")[0] for line in said] == [f"{JUMPED} {jump} s" for jump in ("+3600", "-3600")]
             totals = await first.totals()
             # Of the dead machine, and of nobody else.
             assert totals["reclaimed"] == held

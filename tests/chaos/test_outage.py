@@ -102,7 +102,7 @@ async def test_killed_redis_comes_back_and_what_it_lost_is_fetched_again(
 
 
 async def test_seeds_that_redis_lost_are_offered_again(tmp_path: Path, crawl_name: str) -> None:
-    """A second command had offered a seed, it was fetched and recorded, and the server has lost that there ever was one."""
+    """A second command had offered a seed, and it was fetched; the server has lost that there ever was one."""
     spec = SiteSpec(hosts=8, pages_per_host=30, links=12, latency_ms=20)
     output = tmp_path / "out.jsonl"
     with RedisServer(options=DURABLE) as redis, SiteProcess(spec) as site:

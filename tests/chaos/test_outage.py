@@ -91,7 +91,8 @@ async def test_killed_redis_comes_back_and_what_it_lost_is_fetched_again(
                 redis.start()
             assert await crawl.wait(END_S) == ExitCode.DONE, crawl.log
         watch.assert_sound()
-        assert crawl.log.count("the store was restarted") == KILLS, crawl.log
+        # Two in one second are said in one line.
+        assert 1 <= crawl.log.count("the store was restarted") <= KILLS, crawl.log
         print(f"{lost_bytes} bytes lost, {len(repeated(site.requests()))} URLs fetched again")
         assert crawl.log.count("\n") <= LINES_PER_OUTAGE * KILLS, crawl.log
         if fsync == "always":

@@ -146,13 +146,20 @@ class CrawlProcess:
 
     def lose_machine(self) -> None:
         """Kill the command and all its children as when their machine fails: none has a moment to do anything."""
-        running = [process for process in psutil.process_iter() if self._owns(process)]
-        for act in (psutil.Process.suspend, psutil.Process.kill):
-            for process in running:
-                with suppress(psutil.NoSuchProcess):
-                    act(process)
+        running = self.freeze()
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(running, timeout=10)
         self.kill9()
+
+    def freeze(self) -> list[psutil.Process]:
+        """Stop the command and all its children where they are, until each is resumed, and return them."""
+        running = [process for process in psutil.process_iter() if self._owns(process)]
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        return running
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

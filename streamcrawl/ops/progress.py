@@ -1,13 +1,13 @@
 """Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
 
-Reads a few bounded answers every two seconds, whatever the size of the crawl; if the store does not answer, the last
+Reads a few bounded answers of each shard every two seconds, whatever the size of the crawl; if the store does not answer, the last
 figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +21,11 @@ from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 SAMPLE_S: Final = 2.0
 LINE_S: Final = 10.0
@@ -33,7 +33,7 @@ LINE_S: Final = 10.0
 WINDOW_S: Final = 30.0
 """Rates are over this long: shorter ones jump with every slow host."""
 ENTRIES_MAX: Final = 1000
-"""Entries of the fetch stream that are looked at for their hosts: what dispatch lets into it for eight processes."""
+"""Entries of the fetch streams that are looked at for their hosts: what dispatch lets into them for eight processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Progress:
 
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         console: Console,
         *,
         mode: str,
@@ -112,14 +112,14 @@ class Progress:
         """Prepare the display.
 
         Args:
-            frontier: Of the crawl.
+            crawl: All shards of it.
             console: Of standard error.
             mode: `live`, `lines`, `json` (on standard output) or `none`.
             pages_max: The budget, for the estimate; None without one.
             workers: Returns fetch processes and busy slots of this machine.
             write: Writes one line to standard output.
         """
-        self._frontier = frontier
+        self._crawl = crawl
         self._console = console
         self._mode = mode
         self._workers = workers
@@ -150,86 +150,17 @@ class Progress:
                 else:
                     self._console.print(self.line(), highlight=False, soft_wrap=True)
 
-    async def _sample(self) -> bool:
-        keys, client = self._frontier.keys, self._frontier.client
-        try:
-            async with client.pipeline(transaction=False) as pipe:
-                pipe.hgetall(keys.totals)
-                pipe.hmget(keys.state, "slots", "stopped", "throttled", "paused")
-                pipe.zcard(keys.schedule)
-                pipe.zcard(keys.failing)
-                pipe.xrange(keys.fetch_stream, count=ENTRIES_MAX)
-                with mapped_errors():
-                    totals, state, hosts, failing, entries = await pipe.execute()
-            # A host that is at its cap is not in the schedule.
-            if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
-                with mapped_errors():
-                    hosts += (await client.zmscore(keys.schedule, busy)).count(None)
-        except StoreError:
-            return False  # the loops say so; the last figures stay
-        self._meter.add(_sample(totals, state, hosts, failing))
-        return True
-
-    def figures(self) -> dict[str, Any]:
-        """Return the figures for programs."""
-        figures: dict[str, Any] = msgspec.to_builtins(self._meter.last)
-        del figures["at_s"]
-        processes, busy = self._workers()
-        eta_s = self._meter.eta_s
-        return {
-            "event": "progress",
-            "elapsed_s": round(time.monotonic() - self._started_s, 1),
-            **figures,
-            "pages_per_s": round(self._meter.rate, 2),
-            "eta_s": None if eta_s is None else round(eta_s),
-            "processes": processes,
-            "busy": busy,
-        }
-
-    def line(self, width: int | None = None) -> str:
-        """Return the figures for people, in at most `width` columns: what matters least is left out first."""
-        return fitted(self._parts(), width)
-
-    def _parts(self) -> list[tuple[int, str]]:
-        """Return the figures with how soon each is left out: 0 is never."""
-        last, eta_s = self._meter.last, self._meter.eta_s
-        processes, busy = self._workers()
-        parts = [
-            (0, counted(last.done, "page")),
-            (0, f"{self._meter.rate:.1f}/s"),
-            (0, f"{number(last.queued)} queued"),
-            (3, counted(last.hosts, "host")),
-            (1, counted(last.errors, "error")),
-            (2, f"{number(last.dead)} dead"),
-            (4, f"{counted(processes, 'worker')} ({busy} busy)"),
-            (0, clock(time.monotonic() - self._started_s)),
-        ]
-        if eta_s is not None:
-            parts.append((1, f"{clock(eta_s)} left"))
-        if last.failing:
-            parts.append((0, f"{counted(last.failing, 'host')} not answering"))
-        if last.note:
-            parts.append((0, last.note))
-        return parts
-
-
-def fitted(parts: list[tuple[int, str]], width: int | None) -> str:
-    """Return the texts in one line of at most `width` columns, without those of the greatest ranks if need be."""
-    for rank_most in range(max(rank for rank, _ in parts), -1, -1):
-        line = " · ".join(text for rank, text in parts if rank <= rank_most)
-        if width is None or len(line) <= width:
-            break
-    return line
-
-
-def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int, failing: int) -> Sample:
+    async def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int) -> Sample:
     def total(name: str) -> int:
-        return int(totals.get(name.encode(), 0))
+        return totals.get(name, 0)
 
     def page(name: str) -> int:
         return total(f"page.{name}")
 
-    slots, stopped, throttled, paused = ((value or b"").decode() for value in state)
+    # Each of them may be so in some shards only, and every worker beats to all.
+    slots, stopped, throttled, paused = (
+        max((value or b"").decode() for value in values) for values in zip(*states, strict=True)
+    )
     note = ""
     if paused == "1":
         note = "paused"

@@ -65,10 +65,16 @@ def sink_stream(sink: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as read from a work stream."""
+    """One entry as read from a work stream of one shard; ids are unique within their shard only."""
 
     id: str
     fields: dict[bytes, bytes]
+    shard: int = 0
+
+    @property
+    def where(self) -> tuple[int, str]:
+        """Return shard and id, by which it is known in a process that works for several."""
+        return self.shard, self.id
 
 
 @dataclass(slots=True)
@@ -493,6 +499,7 @@ async def open_shard(
         )
     if word == "LEFTOVER" or (epoch and stored != epoch):
         raise ConfigError(
-            f"crawl {settings.name!r} is being deleted, or a deletion broke off; `streamcrawl delete` or --fresh ends it"
+            f"crawl {settings.name!r} is being deleted, or a deletion broke off; "
+            "`streamcrawl delete` or --fresh ends it"
         )
     return Frontier(client, keys, stored), word == "OPENED"

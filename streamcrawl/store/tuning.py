@@ -2,7 +2,8 @@
 
 The first shard keeps them as JSON beside their version; every shard keeps the version and the few values that scripts
 read. A change goes to the first shard, by its version, so that of two changes at once the second sees the first; then
-to the others, and whoever finds one of them behind (work/tuning.py) brings it forward. Start at `read_tuned` and `tune`.
+to the others, and whoever finds one of them behind (work/tuning.py) brings it forward. Start at `read_tuned` and
+`tune`.
 """
 
 from __future__ import annotations
@@ -111,5 +112,4 @@ async def put_in_force(crawl: Shards, settings: Settings, tuned: Tuned) -> bool:
 
 def settings_of(crawl: Shards, name: str, given: Mapping[str, Given], **local: Any) -> Settings:
     """Return the settings of a crawl, with what is `local` to a machine; neither file nor environment is asked."""
-    values = {field: one.value for field, one in given.items()} | local
-    return make_settings(name, values | {"shards": len(crawl)})
+    return make_settings(name, {**given, **local, "shards": len(crawl)})

@@ -17,9 +17,9 @@ from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.rules.task import Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
 from streamcrawl.store.frontier import Beat, Dispatched, Frontier, open_shard
-from streamcrawl.store.shards import delete_crawl
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.scripts import Scripts, script_names, source
+from streamcrawl.store.shards import delete_crawl
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
 from tests.unit.test_scripts import words_of
 

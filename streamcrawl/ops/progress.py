@@ -1,7 +1,7 @@
 """Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
 
-Reads a few bounded answers of each shard every two seconds, whatever the size of the crawl; if the store does not answer, the last
-figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
+Reads a few bounded answers of each shard every two seconds, whatever the size of the crawl; if the store does not
+answer, the last figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
 """
 
 from __future__ import annotations
@@ -150,23 +150,109 @@ class Progress:
                 else:
                     self._console.print(self.line(), highlight=False, soft_wrap=True)
 
-    async def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int) -> Sample:
+    async def _sample(self) -> bool:
+        entries_max = max(1, ENTRIES_MAX // len(self._crawl))
+        try:
+            async with self._crawl.client.pipeline(transaction=False) as pipe:
+                for frontier in self._crawl:
+                    keys = frontier.keys
+                    pipe.hgetall(keys.totals)
+                    pipe.hmget(keys.state, ["slots", "stopped", "throttled", "paused"])
+                    pipe.zcard(keys.schedule)
+                    pipe.zcard(keys.failing)
+                    pipe.xrange(keys.fetch_stream, count=entries_max)
+                with mapped_errors():
+                    answers = await pipe.execute()
+            shards = [answers[n : n + 5] for n in range(0, len(answers), 5)]
+            at_cap = await self._hosts_at_cap([row[4] for row in shards])
+        except StoreError:
+            return False  # the loops say so; the last figures stay
+        totals: Counter[str] = Counter()
+        for row in shards:
+            totals.update({name.decode(): int(count) for name, count in row[0].items()})
+        hosts, failing = (sum(row[place] for row in shards) for place in (2, 3))
+        self._meter.add(_sample(totals, [row[1] for row in shards], hosts + at_cap, failing))
+        return True
+
+    async def _hosts_at_cap(self, streams: Sequence[Sequence[Any]]) -> int:
+        """Return how many hosts of these entries, which are given by shard, are not in the schedule."""
+        async with self._crawl.client.pipeline(transaction=False) as pipe:
+            for frontier, entries in zip(self._crawl, streams, strict=True):
+                if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
+                    pipe.zmscore(frontier.keys.schedule, busy)
+            with mapped_errors():
+                scores = await pipe.execute()
+        return sum(row.count(None) for row in scores)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for programs."""
+        figures: dict[str, Any] = msgspec.to_builtins(self._meter.last)
+        del figures["at_s"]
+        processes, busy = self._workers()
+        eta_s = self._meter.eta_s
+        return {
+            "event": "progress",
+            "elapsed_s": round(time.monotonic() - self._started_s, 1),
+            **figures,
+            "pages_per_s": round(self._meter.rate, 2),
+            "eta_s": None if eta_s is None else round(eta_s),
+            "processes": processes,
+            "busy": busy,
+        }
+
+    def line(self, width: int | None = None) -> str:
+        """Return the figures for people, in at most `width` columns: what matters least is left out first."""
+        return fitted(self._parts(), width)
+
+    def _parts(self) -> list[tuple[int, str]]:
+        """Return the figures with how soon each is left out: 0 is never."""
+        last, eta_s = self._meter.last, self._meter.eta_s
+        processes, busy = self._workers()
+        parts = [
+            (0, counted(last.done, "page")),
+            (0, f"{self._meter.rate:.1f}/s"),
+            (0, f"{number(last.queued)} queued"),
+            (3, counted(last.hosts, "host")),
+            (1, counted(last.errors, "error")),
+            (2, f"{number(last.dead)} dead"),
+            (4, f"{counted(processes, 'worker')} ({busy} busy)"),
+            (0, clock(time.monotonic() - self._started_s)),
+        ]
+        if eta_s is not None:
+            parts.append((1, f"{clock(eta_s)} left"))
+        if last.failing:
+            parts.append((0, f"{counted(last.failing, 'host')} not answering"))
+        if last.note:
+            parts.append((0, last.note))
+        return parts
+
+
+def fitted(parts: list[tuple[int, str]], width: int | None) -> str:
+    """Return the texts in one line of at most `width` columns, without those of the greatest ranks if need be."""
+    for rank_most in range(max(rank for rank, _ in parts), -1, -1):
+        line = " · ".join(text for rank, text in parts if rank <= rank_most)
+        if width is None or len(line) <= width:
+            break
+    return line
+
+
+def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int) -> Sample:
     def total(name: str) -> int:
         return totals.get(name, 0)
 
     def page(name: str) -> int:
         return total(f"page.{name}")
 
-    # Each of them may be so in some shards only, and every worker beats to all.
+    # Paused is the crawl in all shards; it may have stopped in one of them only.
     slots, stopped, throttled, paused = (
-        max((value or b"").decode() for value in values) for values in zip(*states, strict=True)
+        [(value or b"").decode() for value in row] for row in zip(*states, strict=True)
     )
     note = ""
-    if paused == "1":
+    if "1" in paused:
         note = "paused"
-    elif stopped:
-        note = f"stopped: {stopped}"
-    elif throttled:
+    elif any(stopped):
+        note = f"stopped: {max(stopped)}"
+    elif any(throttled):
         note = "waiting for the output to be written"
     return Sample(
         at_s=time.monotonic(),
@@ -179,7 +265,7 @@ class Progress:
         dropped=page("dropped"),
         hosts=hosts,
         failing=failing,
-        slots=int(slots or 0),
+        slots=sum(int(count or 0) for count in slots),
         note=note,
     )
 

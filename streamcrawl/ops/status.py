@@ -1,7 +1,7 @@
 """What a crawl is doing, in one look that costs the same for a small crawl and a large one.
 
-Three round trips, whatever the number of tasks, hosts and shards: counters, lengths, the ends of streams, and names of a
-few hosts; no scan of anything that grows with the crawl. What is not known is None, never 0, and no age is negative,
+Three round trips, whatever the number of tasks, hosts and shards: counters, lengths, the ends of streams, and names of
+a few hosts; no scan of anything that grows with the crawl. What is not known is None, never 0, and no age is negative,
 whatever the clock of the server did. Start at `read_status`. `as_json` is what `streamcrawl status --json` prints,
 `status_lines` what people read.
 """
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from redis.exceptions import ResponseError
 
-from streamcrawl.errors import CodecError, ConfigError
+from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, decode_task
+from streamcrawl.settings import Settings
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import FETCH, GROUP, Keys
 from streamcrawl.store.shards import shards_in
+from streamcrawl.store.tuning import decode_given
 from streamcrawl.work.janitor import MEMORY_MARK
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ WORKERS_NAMED_MAX: Final = 20
 HOSTS_SAMPLED: Final = 200
 """Scheduled hosts drawn by chance, over all shards, for the largest among them."""
 TOP_NAMED_MAX: Final = 5
-LEASE_MS: Final = 30_000
-"""Of a crawl that was given no other (settings.py)."""
+LEASE_MS: Final = Settings(name="").lease_ms
+"""Of a crawl that was given no other."""
 ALIVE_LEASES: Final = 3
 """A worker that has not beaten for so many leases is not alive, as beat.lua says too."""
 RATE_OVER_MS: Final = 30_000
@@ -45,8 +47,8 @@ RATE_LEAST_MS: Final = 1000
 _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
-    "clock_ms", "wall_ms", "closed", "open", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
-    "seen", "slots", "samples", "version", "settings", "crawl",
+    "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at", "seen",
+    "samples", "version", "settings", "crawl",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
@@ -90,7 +92,7 @@ class WorkerStatus:
     """Entries it fetches at a time; 0 for the writer of an output."""
     beat_age_ms: int
     info: str
-    """JSON as the worker wrote it: pid, machine, role, busy."""
+    """JSON as the worker wrote it: pid, machine, role, slots, busy."""
     machine: str = ""
     pid: int = 0
     role: str = ""
@@ -208,6 +210,7 @@ class Status:
     """Seeds that are not ended yet."""
     feeders: list[FeederStatus] = field(default_factory=list)
     slots: int = 0
+    """Of all live workers."""
     lease_ms: int = LEASE_MS
     workers: list[WorkerStatus] = field(default_factory=list)
     sinks: list[SinkStatus] = field(default_factory=list)
@@ -221,10 +224,14 @@ class Status:
     """Above it nothing is dispatched; 0 when there is none."""
     shards: list[ShardStatus] = field(default_factory=list)
 
+    def lives(self, worker: WorkerStatus) -> bool:
+        """Return whether a worker has beaten of late."""
+        return worker.beat_age_ms < ALIVE_LEASES * self.lease_ms
+
     @property
     def is_alive(self) -> bool:
-        """Whether a worker beats."""
-        return any(worker.beat_age_ms < ALIVE_LEASES * self.lease_ms for worker in self.workers)
+        """Whether any worker has."""
+        return any(map(self.lives, self.workers))
 
     def page(self, state: str) -> int:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
@@ -284,7 +291,6 @@ async def read_status(client: Redis, name: str) -> Status:
         dead_letters=sum(shard.answers["dead"] for shard in shards),
         seen=sum(_int(shard.texts["seen"]) for shard in shards),
         seeds_left=totals["seed.created"] - totals["seed.ended"],
-        slots=max(_int(shard.texts["slots"]) for shard in shards),
         lease_ms=int(given.get("lease_ms") or LEASE_MS),
         version=_int(one["version"]),
         memory_bytes=int(memory["used_memory"]),
@@ -295,17 +301,18 @@ async def read_status(client: Redis, name: str) -> Status:
     status.memory_max_bytes = min(filter(None, limits), default=0)
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
     status.workers = _workers(shards, now_ms)
+    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker))
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
     status.sinks = _sinks(shards, status, one["crawl"])
     status.newest_dead = _newest_dead(shards)
     _name_hosts(status, shards, details, now_ms)
     rates = [_rates(shard, now_ms, ALIVE_LEASES * status.lease_ms) for shard in shards]
     status.shards = [_shard_status(shard, rate) for shard, rate in zip(shards, rates, strict=True)]
-    if known := [rate for rate in rates if rate is not None]:
-        # A sum without one of the shards would be too low.
-        if len(known) == len(rates):
-            status.pages_per_s = sum(done for done, _ in known)
-            status.new_per_s = sum(created for _, created in known)
+    known = [rate for rate in rates if rate is not None]
+    # A sum without one of the shards would be too low.
+    if len(known) == len(rates):
+        status.pages_per_s = sum(done for done, _ in known)
+        status.new_per_s = sum(created for _, created in known)
     if status.pages_per_s:
         status.backlog_s = status.page("queued") / status.pages_per_s
     status.brakes = _brakes(status, shards, given, now_ms)
@@ -313,10 +320,9 @@ async def read_status(client: Redis, name: str) -> Status:
 
 
 def stored_settings(stored: bytes | None) -> dict[str, Any]:
-    """Return the settings that were set, field -> value, as store/tuning.py keeps them; empty when they are unreadable."""
-    with suppress(msgspec.DecodeError):
-        rows = msgspec.json.decode(stored or b"{}", type=dict[str, tuple[Any, str]])
-        return {field: value for field, (value, _) in rows.items() if value is not None}
+    """Return the settings that were set, field -> value, from what a state keeps of them; empty when unreadable."""
+    with suppress(StoreIncompatible):
+        return {field: one.value for field, one in decode_given(stored or b"").items() if one.value is not None}
     return {}
 
 
@@ -515,10 +521,11 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
         about = msgspec.json.decode(info)
     if not isinstance(about, dict):
         about = {}
-    pid, busy = about.get("pid"), about.get("busy")
+    pid, busy, own = about.get("pid"), about.get("busy"), about.get("slots")
     return WorkerStatus(
         consumer,
-        slots,
+        # To each of several shards it beats with its share of them.
+        own if isinstance(own, int) else slots,
         age_ms,
         info,
         machine=str(about.get("machine", "")),
@@ -653,11 +660,11 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
     brakes = []
     if status.is_paused:
         brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
-    for word in dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"]):
-        brakes.append(Brake(word, STOPS.get(word, "stopped"), since("stopped")))
+    stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
+    brakes += [Brake(word, STOPS.get(word, "stopped"), since("stopped")) for word in stops]
     for sink in dict.fromkeys(shard.texts["throttled"] for shard in shards if shard.texts["throttled"]):
         path = next((one.path for one in status.sinks if one.name == sink), "") or sink
-        is_written = any(worker.role == "sink" and worker.beat_age_ms < ALIVE_LEASES * status.lease_ms for worker in status.workers)
+        is_written = any(worker.role == "sink" and status.lives(worker) for worker in status.workers)
         why = (
             "it is written more slowly than pages come; it goes on by itself when a fifth is left"
             if is_written
@@ -809,7 +816,9 @@ def _table(shards: Sequence[ShardStatus]) -> list[str]:
         for one in shards
     ]  # fmt: skip
     widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
-    lines = ["  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    lines = [
+        "  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
+    ]
     for n, one in enumerate(shards):
         notes = [word for word in (one.stopped, f"throttled by {one.throttled}" if one.throttled else "") if word]
         lines[n + 1] += f"  {', '.join(notes)}" if notes else ""

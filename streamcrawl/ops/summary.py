@@ -26,6 +26,8 @@ _ENDINGS: Final = {
     "GONE": "deleted by someone else while it ran",
     "UNAVAILABLE": "given up, the store does not answer",
 }
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What this run of the crawl did, beside what the store has."""
@@ -116,7 +118,9 @@ def _ending(run: Run, status: Status) -> str:
 def _next(run: Run, status: Status) -> list[str]:
     if run.word == "ENDED":
         if _parked(status):
-            return [f"to fetch what a blocked host keeps: streamcrawl host unblock {status.name} HOST, then {run.resume}"]
+            return [
+                f"to fetch what a blocked host keeps: streamcrawl host unblock {status.name} HOST, then {run.resume}"
+            ]
         is_idle = run.pages_before and status.page("done") == run.pages_before
         return ["nothing was left to do; --fresh begins again"] if is_idle else []
     if run.word == "LIMIT":

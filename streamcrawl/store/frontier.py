@@ -353,15 +353,18 @@ class Frontier:
     async def reconcile(self) -> int:
         """Recompute the counts of every host from the structures; returns how many were wrong."""
         walk, mended = Walk(self.client, self.keys.fetch_stream), 0
-        async for hosts in self._every_host(RECONCILED_PER_CALL):
+        await walk.walk()
+        async for hosts in self._every_host(RECONCILED_PER_CALL, sorted(walk.hosts)):
             async for answer in walk.ask(partial(self._run, "reconcile", self.epoch), hosts):
                 mended += answer[1]
         return mended
 
-    async def _every_host(self, size: int) -> AsyncIterator[list[str]]:
-        """Yield the host keys of the shard, and then those that only a list of hosts has."""
+    async def _every_host(self, size: int, streamed: Sequence[str]) -> AsyncIterator[list[str]]:
+        """Yield the host keys of the shard, and then those that only an entry or a list of hosts may still have."""
         async for hosts in self.host_chunks(size):
             yield hosts
+        for start in range(0, len(streamed), size):
+            yield list(streamed[start : start + size])
         for key in (self.keys.blocked, self.keys.given_up):
             members: list[str] = []
             with mapped_errors():

@@ -1,8 +1,8 @@
 """Which entries of the work stream belong to which host, for the scripts that recount (lua/_recount.lua).
 
-The stream of ten thousand slots is too long to be read in one script. `Walk` reads it in parts and keeps the ids by host;
-the script looks which of these are still there, and reads itself what came since: together what there is at one instant.
-Reads only. Start at `Walk.ask`.
+The stream of ten thousand slots is too long to be read in one script. `Walk` reads it in parts and keeps the ids by
+host; the script looks which of these are still there, and reads itself what came since: together what there is at one
+instant. Reads only. Start at `Walk.ask`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES_PER_CALL: Final = 500
 SEEN_PER_CALL: Final = 2000
 """Ids that a script looks up in one call: some 4 ms."""
 KEPT_MAX: Final = 100_000
-"""Ids kept, beyond those of one walk: of a crawl at full speed most are gone soon, and a new walk costs less than they."""
+"""Ids kept beyond those of one walk: of a crawl at full speed most are gone soon, and a new walk costs less."""
 TRIES_MAX: Final = 100
 """A hundred walks of the rest that never come within reach of the script: the store answers too slowly."""
 _START: Final = "0-0"
@@ -33,7 +33,7 @@ _PACK: Final = msgspec.msgpack.Encoder().encode
 
 
 class Walk:
-    """What is known of one work stream. A stream that one script can read is never walked."""
+    """What is known of one work stream. Without a walk the script reads all of it, if it is short enough."""
 
     def __init__(self, client: Redis, stream: str) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class Walk:
                 answer = await ask(_PACK(chunk), self._until, _PACK([self._seen.get(host, []) for host in chunk]))
                 if answer[0] != b"BEHIND":
                     break
-                await self._walk_on()
+                await self.walk()
             else:
                 raise StoreUnavailable("entries of the work stream come faster than they can be read; try again")
             yield answer
@@ -82,8 +82,8 @@ class Walk:
                 return max(1, count)
         return len(hosts)
 
-    async def _walk_on(self) -> None:
-        """Read on to the present end of the stream."""
+    async def walk(self) -> None:
+        """Read on to the present end of the stream: of what was walked, no script reads more than its ids."""
         if self._kept > self._kept_max:
             self._forget()
         is_first = not self.has_walked

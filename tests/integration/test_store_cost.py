@@ -128,11 +128,11 @@ async def test_audit_of_500_hosts_and_reconcile_of_200(slowlog: Lab) -> None:
     await slowlog.offer(*one_each(0, 500), *one_each(1, 500))
     await slowlog.take()
     for _ in range(ROUNDS):
-        await slowlog.frontier.audit_chunk([f"http://h{n}.test" for n in range(500)])
+        await slowlog.audit_chunk([f"http://h{n}.test" for n in range(500)])
         assert await slowlog.frontier.reconcile() == 0
     await report(slowlog, "reconcile", "200 hosts")
     for _ in range(ROUNDS):
-        await slowlog.frontier.audit_chunk([f"http://h{n}.test" for n in range(500)])
+        await slowlog.audit_chunk([f"http://h{n}.test" for n in range(500)])
     await report(slowlog, "audit", "500 hosts")
 
 

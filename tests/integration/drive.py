@@ -24,7 +24,7 @@ from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
-from streamcrawl.store.shards import open_crawl
+from streamcrawl.store.shards import Shards, open_crawl
 from streamcrawl.store.tuning import encode_given, tune
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
@@ -130,7 +130,7 @@ class CrawlRun:
         """Check that accounts hold, by the tests' own count and by audit, and that every key is a known one."""
         await assert_accounts(self.frontier)
         await assert_known_keys(self.frontier)
-        report = await audit(self.frontier)
+        report = await audit(Shards([self.frontier]))
         assert report.is_sound, "\n".join(report.faults)
 
 

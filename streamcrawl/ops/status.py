@@ -47,8 +47,8 @@ RATE_LEAST_MS: Final = 1000
 _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
-    "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at", "seen",
-    "samples", "version", "settings", "crawl",
+    "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
+    "seen", "samples", "version", "settings", "crawl",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",

@@ -1,4 +1,4 @@
-"""`streamcrawl status --watch`: look after look, through an outage of Redis, until Ctrl-C or until the crawl is gone."""
+"""`streamcrawl status --watch`: look after look, through an outage of Redis, until Ctrl-C or the end of the crawl."""
 
 from __future__ import annotations
 

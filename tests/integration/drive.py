@@ -146,12 +146,14 @@ async def crawling(
     try:
         asked = QUICK | values
         changes = {
-            field: Given(value, "test")
+            field: None if value is None else Given(value, "test")
             for field, value in asked.items()
             if CLASSES[field][0] in (SettingClass.TUNABLE, SettingClass.RESTING)
         }
         names = [sink.name for sink in sinks]
-        crawl, is_new = await open_crawl(client, settings, sinks=names, given=encode_given(changes))
+        crawl, is_new = await open_crawl(
+            client, settings, sinks=names, given=encode_given({field: one for field, one in changes.items() if one})
+        )
         tuned, _ = await tune(crawl, name, {} if is_new else changes)
         await crawl.reconcile()
         todo = Links()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
 test_store_cost.py), and no script should take over 5 ms."""
-RECONCILED_PER_CALL: Final = 200
+RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
 FETCH_STREAM: Final = "stream:fetch"
@@ -386,7 +386,7 @@ class Frontier:
                 yield members[start : start + size]
 
     def audit(self, walk: Walk, hosts: Sequence[str]) -> AsyncIterator[list[Any]]:
-        """Yield raw answers of audit.lua for at most 500 hosts: one, or several where hosts have very many entries."""
+        """Yield raw answers of audit.lua for at most 200 hosts: one, or several where hosts have very many entries."""
         return walk.ask(partial(self._run, "audit", self.epoch), hosts)
 
     async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int]:

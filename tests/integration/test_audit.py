@@ -181,7 +181,7 @@ async def _give_up_by_hand(lab: Lab) -> None:
         (lambda lab: lab.client.set(lab.keys.robots("http://c"), 1), ["key robots:http://c: has no TTL"]),
         (lambda lab: lab.client.expire(lab.keys.totals, 600), ["key totals: expires in", "should stay"]),
         (lambda lab: lab.client.set(lab.keys.failing, 1), ["key failing: is a string, should be a zset"]),
-        (lambda lab: lab.client.set(f"{lab.keys.prefix}\xff", 1), ["unknown"]),
+        (lambda lab: lab.client.set(lab.keys.prefix.encode() + b"\xff", 1), ["key \\xff: unknown"]),
         (lambda lab: lab.client.zadd(lab.keys.blocked, {HOST: 1}), [f"{HOST}: in blocked, should be not in blocked"]),
         (lambda lab: lab.client.zadd(lab.keys.blocked, {"http://z": 1}), ["http://z: in blocked, should be not in"]),
         (lambda lab: lab.client.zadd(lab.keys.given_up, {"http://z": 1}), ["http://z: in given_up, should be not in"]),

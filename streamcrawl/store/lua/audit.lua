@@ -3,7 +3,7 @@
 --
 -- KEYS[1] state   hash     the shard's state
 -- ARGV[1] epoch   str      the epoch the caller joined with
--- ARGV[2] hosts   msgpack  host keys to recount, at most 500
+-- ARGV[2] hosts   msgpack  host keys to recount, at most 200
 -- ARGV[3] walked  str      entry id up to which the caller has walked `stream:fetch`; '0-0' when it has not
 -- ARGV[4] seen    msgpack  for each of the hosts the ids that it saw up to there: 2,000 in all, or one host
 --

@@ -126,9 +126,9 @@ async def _check_keys(crawl: Shards, batch: Sequence[bytes], report: AuditReport
     """Every key must be one that keys.py knows, of its type, and with a TTL exactly when it is not permanent."""
     report.keys += len(batch)
     async with crawl.client.pipeline(transaction=False) as pipe:
-        for key in batch:
-            pipe.type(key)
-            pipe.pttl(key)
+        for raw in batch:
+            pipe.type(raw)
+            pipe.pttl(raw)
         answers = await pipe.execute() if batch else []
     for raw, kind, ttl_ms in zip(batch, answers[::2], answers[1::2], strict=True):
         key = raw.decode("utf-8", "backslashreplace")

@@ -18,7 +18,7 @@ from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.settings import CLASSES, SCHEMA, Given, SettingClass, make_settings
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import SCRIPT_SETTINGS, other_schema, script_values
-from streamcrawl.store.keys import Keys
+from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.scripts import Scripts
 from streamcrawl.store.tuning import encode_given
 
@@ -58,6 +58,9 @@ async def upgrade_crawl(
             return False
         if schema != b"1":
             raise other_schema(name, schema)
+        # First: listed and not upgraded it loses nothing, upgraded and not listed nobody would find it.
+        with mapped_errors():
+            await client.sadd(CRAWLS, name)
         try:
             if await _upgrade(client, name, epoch.decode(), is_alone=is_alone):
                 if log is not None:

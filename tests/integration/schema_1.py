@@ -243,7 +243,9 @@ async def _write(client: Any, keys: Keys, folder: Path, old: Path) -> None:
         about=f"written by version 0.1 (commit 6c8d030) through tests/integration/schema_1.py; totals: {said}",
         keys=dict(sorted(found.items())),
         output=_packed((folder / OUTPUT).read_bytes()),
-        scripts={name: _packed(scripts[name].encode()) for name in ("commit", "dispatch", "feed", "finish")},
+        scripts={
+            name: _packed(scripts[name].encode()) for name in ("commit", "dispatch", "feed", "finish", "hand_back")
+        },
     )
     DUMP.write_bytes(msgspec.json.format(msgspec.json.encode(dump), indent=1) + b"\n")
 

@@ -17,12 +17,10 @@ for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
     for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
     local line = kind_of(f.task or '')
     call('XDEL', P .. 'dead', id)
-    if f.reason then   -- otherwise not written by `bury`, and counted nowhere
-      count(line .. '.dead', -1)
-      count(line .. '.dead.' .. f.reason, -1)
-      count(line .. '.dropped', 1)
-      count(line .. '.dropped.purged', 1)
-    end
+    count(line .. '.dead', -1)
+    count(line .. '.dead.' .. f.reason, -1)
+    count(line .. '.dropped', 1)
+    count(line .. '.dropped.purged', 1)
     forgotten = forgotten + 1
   end
 end

@@ -24,7 +24,7 @@ local function replayed(id, key, level, task)
   local f = {}
   for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
   local line = kind_of(f.task or '')
-  if not f.reason or f.host ~= key or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or kind_of(task) ~= line
+  if f.host ~= key or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or kind_of(task) ~= line
     or not string.find(task, '^%[%d+,%d+,"%l+",.*%]$') or not string.find(level, line == 'page' and '^[1-3]$' or '^0$') then
     return 'INVALID'
   end

@@ -54,12 +54,13 @@ if not is_closed then
   end
   return answer(word)
 end
+-- What is queued is what blocked hosts keep, not a task less.
+if queued ~= parked then return answer('UNBALANCED') end
 for i = 1, #lines do
   local line = lines[i]
-  local kept = line == 'page' and total('page.queued') + total('robots.queued') == parked and total('page.queued') or 0
-  if line == 'robots' and parked > 0 then kept = total('robots.queued') end
-  if total(line .. '.queued') ~= kept or total(line .. '.streamed') ~= 0 or total(line .. '.delayed') ~= 0
-    or total(line .. '.created') ~= total(line .. '.done') + total(line .. '.dead') + total(line .. '.dropped') + kept then
+  local ended = total(line .. '.done') + total(line .. '.dead') + total(line .. '.dropped')
+  if total(line .. '.streamed') ~= 0 or total(line .. '.delayed') ~= 0
+    or total(line .. '.created') ~= total(line .. '.queued') + ended then
     return answer('UNBALANCED')
   end
 end

@@ -257,7 +257,7 @@ async def newest_of(frontier: Frontier, shard: int, where: Where) -> AsyncGenera
         last = f"({rows[-1][0].decode()}"
 
 
-async def _oldest_first(frontier: Frontier, shard: int, where: Where) -> AsyncIterator[tuple[int, list[Letter]]]:
+async def oldest_first(frontier: Frontier, shard: int, where: Where) -> AsyncIterator[tuple[int, list[Letter]]]:
     """Yield windows, up to the newest there is now: how many letters were looked at, and those that are admitted."""
     if where.ids:
         found = await _by_id(frontier, shard, where)
@@ -389,7 +389,7 @@ async def _each_window(
 ) -> Tally:
     tally = Tally()
     for shard, frontier in enumerate(crawl):
-        async for looked, letters in _oldest_first(frontier, shard, where):
+        async for looked, letters in oldest_first(frontier, shard, where):
             chosen = letters if limit is None else letters[: limit - tally.meant]
             tally.looked += looked
             if chosen:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.store.shards import Shards
 
-LETTERS_PER_CALL: Final = 200
-"""In one window: 200 letters of as many hosts take replay.lua 3 to 4 ms (tests/integration/test_store_cost.py)."""
+LETTERS_PER_CALL: Final = 100
+"""In one window: 100 letters of as many hosts take replay.lua 2 to 4 ms (tests/integration/test_store_cost.py)."""
 COUNTED_MAX: Final = 10_000
 """Newest letters that are looked at for a table of counts."""
 CODEC: Final = "codec"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.ops.audit import audit
 from streamcrawl.rules.task import Outcome
-from streamcrawl.rules.urls import split_url
-from streamcrawl.settings import make_settings
+from streamcrawl.settings import Given, make_settings
 from streamcrawl.store.shards import Shards, open_crawl
+from streamcrawl.store.tuning import encode_given
 from tests.integration.snapshot import Held, Lab, fast, page
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ class Operated:
     async def opened(
         cls, client: Redis, name: str, *, shards: int = 1, sinks: Sequence[str] = (), **values: Any
     ) -> Operated:
-        settings = make_settings(**fast(name, shards=shards, **values))
-        crawl, _ = await open_crawl(client, settings, sinks=sinks)
+        asked = fast(name, shards=shards, **values)
+        given = {field: Given(value, "test") for field, value in asked.items() if field not in ("name", "shards")}
+        crawl, _ = await open_crawl(client, make_settings(**asked), sinks=sinks, given=encode_given(given))
         await crawl.control(slots=1000)
         return cls(name, crawl)
 
-    def lab_of(self, url: str) -> Lab:
-        return self.labs[self.crawl.index_of(split_url(url)[0])]
+    def lab_of(self, host: str) -> Lab:
+        return self.labs[self.crawl.index_of(host)]
 
     async def offer(self, urls: Iterable[str], **values: Any) -> None:
         by_lab: dict[int, list[str]] = {}
@@ -50,7 +51,9 @@ class Operated:
         """Dispatch and read in every shard."""
         return [(lab, held) for lab in self.labs for held in await lab.take(consumer)]
 
-    async def kill(self, urls: Iterable[str], *, reason: str = "timeout", status: str = "", error: str = "late") -> None:
+    async def kill(
+        self, urls: Iterable[str], *, reason: str = "timeout", status: str = "", error: str = "late"
+    ) -> None:
         """Make dead letters of new URLs."""
         wanted = list(urls)
         await self.offer(wanted)

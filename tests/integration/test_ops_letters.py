@@ -233,7 +233,9 @@ async def test_letter_that_cannot_be_read_stays_and_can_be_purged(redis_client: 
 async def test_purged_letters_are_gone_for_good(redis_client: Redis, crawl_name: str, shards: int) -> None:
     operated = await mixed(redis_client, crawl_name, shards)
     assert (await purge(operated, is_dry=True)).words == {"FOUND": 10}
-    assert (await purge(operated, Where(values=letters.parse_where(["reason=timeout"])), limit=4)).words == {"PURGED": 4}
+    assert (await purge(operated, Where(values=letters.parse_where(["reason=timeout"])), limit=4)).words == {
+        "PURGED": 4
+    }
     assert (await purge(operated)).words == {"PURGED": 6}
     assert (await purge(operated)).words == {}
     assert await operated.total("page.dropped.purged") == 10

@@ -13,7 +13,6 @@ from streamcrawl.ops.pending import Row, Which
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import Beat
 from tests.integration.operated import SHARDS, Operated
-from tests.integration.snapshot import Lab
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -131,7 +130,7 @@ async def test_stream_that_was_lost_has_no_rows(redis_client: Redis, crawl_name:
 
 async def test_more_rows_than_one_window(redis_client: Redis, crawl_name: str) -> None:
     operated = await Operated.opened(redis_client, crawl_name, host_concurrency=1000)
-    lab: Lab = operated.labs[0]
+    lab = operated.labs[0]
     count = 2 * pending.ROWS_PER_CALL + 3
     await operated.offer([f"http://a.test/{n}" for n in range(count)])
     assert len(await operated.take()) == count

@@ -5,8 +5,10 @@ A bar on a terminal; elsewhere a line every ten seconds. On standard error, so t
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rich.console import Console
@@ -57,6 +59,9 @@ class Bar:
         if self._is_stopped:
             raise KeyboardInterrupt
         self._is_stopped = True
+        # Written past every buffer: it may have come in the middle of another write.
+        with suppress(OSError):
+            os.write(2, b"\nstopping after this window; once more to stop at once\n")
 
     def watch(self, tally: Tally) -> bool:
         """Show how far it is; False when it is to stop."""

@@ -19,6 +19,7 @@ from streamcrawl.cli.options import (
     guarded,
     redis_option,
 )
+from streamcrawl.errors import ConfigError
 from streamcrawl.settings import compile_pattern
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ class Pattern(click.ParamType["re.Pattern[str]"]):
     name = "regular expression"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> re.Pattern[str]:
-        return value if not isinstance(value, str) else compile_pattern(param.opts[0] if param else "", value)
+        try:
+            return compile_pattern("it", value) if isinstance(value, str) else value
+        except ConfigError as error:
+            self.fail(str(error).removeprefix("it "), param, ctx)
 
 
 def match_option(what: str) -> Callable[[F], F]:

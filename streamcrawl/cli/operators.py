@@ -284,9 +284,9 @@ def list_pending(place: Place, *, limit: int, **chosen: Any) -> ExitCode:
                     _json(row.as_json(len(crawl))) if place.is_json else write(pending.row_line(row, len(crawl)))
                 if len(window) > left:
                     _note(f"the first {limit}; --limit N shows more")
-                left -= min(left, len(window))
-                if not left:
+                    left = 0
                     break
+                left -= len(window)
         if left == limit and not place.is_json:
             write("nothing is in the hands of workers" + ("" if _which(**chosen).is_all else " of this kind"))
         return ExitCode.DONE

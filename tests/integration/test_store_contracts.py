@@ -898,7 +898,10 @@ async def finish_unfed(open_lab: OpenLab) -> None:
 
 
 async def finish_says(lab: Lab, word: str, created: int, done: int = 0) -> None:
-    assert await lab.changes(lab.frontier.finish()) == ((word, created, done), {})
+    rest, changed = await lab.changes(lab.frontier.finish())
+    assert (rest[:3], changed) == ((word, created, done), {})
+    state = (await lab.snapshot())["state"]
+    assert rest.mind == (state["version"], str(state.get("paused", "")), state.get("stopped", ""))
 
 
 @case("finish", "RUNNING")

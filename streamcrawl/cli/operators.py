@@ -431,7 +431,7 @@ def set_host(place: Place, *, host: str, delay: str | None, cap: str | None, is_
     """Say how a host is to be treated."""
     values: dict[str, str | int] = {}
     if delay is not None:
-        values["delay"] = "" if delay == "default" else parse_duration_ms(delay)
+        values["delay"] = "" if delay == "default" else _read_delay_ms(delay)
     if cap is not None:
         values["cap"] = "" if cap == "default" else _read_cap(cap)
     if is_retry:
@@ -439,6 +439,17 @@ def set_host(place: Place, *, host: str, delay: str | None, cap: str | None, is_
     if not values:
         raise ConfigError("say what to set: --delay TIME, --cap N or --retry")
     return _run(place, lambda crawl: _set_hosts(place, crawl, host, values))
+
+
+_DELAY_MAX_MS = 604_800_000
+"""A week: beyond that a host is better blocked."""
+
+
+def _read_delay_ms(text: str) -> int:
+    delay_ms = parse_duration_ms(text)
+    if delay_ms > _DELAY_MAX_MS:
+        raise ConfigError(f"--delay {text!r} will not do: the most is 7d; to leave a host alone there is `host block`")
+    return delay_ms
 
 
 _CAP_MAX = 10_000

@@ -341,17 +341,24 @@ async def in_flight_of(frontier: Frontier, key: str) -> list[InFlight]:
         if len(rows) < _ENTRIES_PER_CALL:
             break
         start = f"({rows[-1][0].decode()}"
-    held: list[InFlight] = []
-    for entry_id, fields in found:
-        try:
-            with mapped_errors():
-                rows = await client.xpending_range(stream, GROUP, entry_id, entry_id, 1)
-        except NoGroup:
-            rows = []
-        consumer, idle_ms = (rows[0]["consumer"].decode(), rows[0]["time_since_delivered"]) if rows else ("", 0)
-        level = fields.get(b"level", b"").decode("utf-8", "replace")
-        held.append(InFlight(entry_id.decode(), level, fields.get(b"task", b""), consumer, idle_ms))
-    return held
+    held: list[Any] = []
+    for first in range(0, len(found), _ENTRIES_PER_CALL):
+        async with client.pipeline(transaction=False) as pipe:
+            for entry_id, _ in found[first : first + _ENTRIES_PER_CALL]:
+                pipe.xpending_range(stream, GROUP, entry_id, entry_id, 1)
+            try:
+                with mapped_errors():
+                    held += await pipe.execute()
+            except NoGroup:
+                held += [[]] * (len(found) - first)  # the stream was lost under our hands
+                break
+    return [_in_flight(entry_id, fields, rows) for (entry_id, fields), rows in zip(found, held, strict=True)]
+
+
+def _in_flight(entry_id: bytes, fields: dict[bytes, bytes], rows: Sequence[Any]) -> InFlight:
+    consumer, idle_ms = (rows[0]["consumer"].decode(), rows[0]["time_since_delivered"]) if rows else ("", 0)
+    level = fields.get(b"level", b"").decode("utf-8", "replace")
+    return InFlight(entry_id.decode(), level, fields.get(b"task", b""), consumer, idle_ms)
 
 
 def _whole(score: float | None) -> int | None:

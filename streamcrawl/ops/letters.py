@@ -171,6 +171,10 @@ class Where:
         if self.hosts:
             of_hosts = [host_test(text) for text in self.hosts]
             tests.append(lambda letter: any(is_one(letter.host) for is_one in of_hosts))
+        if (since_ms := self.since_ms) is not None:
+            tests.append(lambda letter: letter.died_at_ms >= since_ms)
+        if (until_ms := self.until_ms) is not None:
+            tests.append(lambda letter: letter.died_at_ms <= until_ms)
         if self.stage is not None:
             tests.append(lambda letter: letter.stage == self.stage)
         if (match := self.match) is not None:
@@ -180,7 +184,7 @@ class Where:
     @property
     def is_all(self) -> bool:
         """No part is given: every letter."""
-        return not (self.tests or self.ids) and self.since_ms is None and self.until_ms is None
+        return not (self.tests or self.ids)
 
     def admits(self, letter: Letter) -> bool:
         return all(test(letter) for test in self.tests)

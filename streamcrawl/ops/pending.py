@@ -15,7 +15,7 @@ import msgspec
 from streamcrawl.errors import CodecError, ConfigError
 from streamcrawl.ops.letters import Tally
 from streamcrawl.ops.words import span
-from streamcrawl.rules.task import decode_task
+from streamcrawl.rules.task import CrawlTask, decode_task
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import NoGroup, mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
@@ -48,6 +48,8 @@ class Row(NamedTuple):
     deliveries: int
     what: str
     """The URL, as far as it can be read."""
+    task: CrawlTask | None
+    """None for a record, and for what cannot be read."""
     beat_age_ms: int | None
     """Since its worker was last heard of; None when nothing is known of it any more."""
     is_alive: bool
@@ -66,6 +68,10 @@ class Row(NamedTuple):
             "worker_beat_age_ms": self.beat_age_ms,
             "idle_ms": self.idle_ms,
             "deliveries": self.deliveries,
+            "attempt": None if self.task is None else self.task.attempt,
+            "crashes": None if self.task is None else self.task.crashes,
+            "depth": None if self.task is None else self.task.depth,
+            "referrer": None if self.task is None else self.task.referrer,
         }
 
 
@@ -201,32 +207,38 @@ async def _read(frontier: Frontier, shard: int, stage: str, found: Sequence[Any]
         (seconds, micros), beats, *entries = await pipe.execute()
     now_ms = seconds * 1000 + micros // 1000
     ages = {consumer: _age_ms(beat, now_ms) for consumer, beat in zip(consumers, beats, strict=True)}
-    return [
-        Row(
-            shard,
-            stage,
-            row["message_id"].decode(),
-            row["consumer"].decode("utf-8", "replace"),
-            row["time_since_delivered"],
-            row["times_delivered"],
-            _what(entry[0][1]) if entry else _UNKNOWN,
-            age := ages[row["consumer"]],
-            age is not None and age < alive_ms,
+    read = []
+    for row, entry in zip(found, entries, strict=True):
+        what, task = _what(entry[0][1]) if entry else (_UNKNOWN, None)
+        age_ms = ages[row["consumer"]]
+        read.append(
+            Row(
+                shard=shard,
+                stage=stage,
+                entry_id=row["message_id"].decode(),
+                consumer=row["consumer"].decode("utf-8", "replace"),
+                idle_ms=row["time_since_delivered"],
+                deliveries=row["times_delivered"],
+                what=what,
+                task=task,
+                beat_age_ms=age_ms,
+                is_alive=age_ms is not None and age_ms < alive_ms,
+            )
         )
-        for row, entry in zip(found, entries, strict=True)
-    ]
+    return read
 
 
-def _what(fields: dict[bytes, bytes]) -> str:
-    """Return what an entry is about: a task by its URL, a record by the URL in it."""
+def _what(fields: dict[bytes, bytes]) -> tuple[str, CrawlTask | None]:
+    """Return what an entry is about, a task by its URL, a record by the URL in it; and the task."""
     host = fields.get(b"host", b"").decode("utf-8", "replace")
     try:
         if b"item" in fields:
             item = msgspec.json.decode(fields[b"item"])
-            return str(item["url"]) if isinstance(item, dict) and "url" in item else "(a record without a url)"
-        return decode_task(host, fields.get(b"level", b"").decode(), fields.get(b"task", b"")).url
+            return (str(item["url"]) if isinstance(item, dict) and "url" in item else "(a record without a url)"), None
+        task = decode_task(host, fields.get(b"level", b"").decode(), fields.get(b"task", b""))
     except (CodecError, msgspec.DecodeError, UnicodeDecodeError):
-        return host or "(cannot be read)"
+        return host or "(cannot be read)", None
+    return task.url, task
 
 
 def stream_of(stage: str) -> str:

@@ -69,9 +69,7 @@ class Typed:
 
 
 @pytest.fixture
-def command(
-    redis_server: RedisServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Typed:
+def command(redis_server: RedisServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Typed:
     monkeypatch.setenv("STREAMCRAWL_REDIS", redis_server.url)
     return Typed(redis_server.url, capsys)
 
@@ -163,20 +161,21 @@ def test_hosts_are_set_blocked_and_unblocked(command: Typed, crawl_name: str) ->
         result = command.run("host", *arguments)
         assert result.code == ExitCode.DONE, result.err
         assert result.out.startswith(words)
-    for arguments, words in (
+    wrong: tuple[tuple[tuple[str, ...], str], ...] = (
         (("set", crawl_name, "a.test"), "say what to set: --delay TIME, --cap N or --retry"),
         (("set", crawl_name, "a.test", "--cap", "0"), "--cap '0' will not do: write a number from 1 to 10,000, or"),
         (("set", crawl_name, "a.test", "--delay", "soon"), "'soon' is not a duration"),
         (("set", crawl_name, "b.test", "--retry"), "this crawl knows no host https://b.test or http://b.test"),
         (("show", crawl_name, "b.test"), "this crawl knows no host"),
+        (("set", crawl_name, "a.test", "--delay", "8d"), "--delay '8d' will not do: the most is 7d"),
         (("ls", "no-such-crawl"), "there is no crawl 'no-such-crawl'"),
-    ):
-        result = command.run("host", *arguments)
+    )
+    for given, words in wrong:
+        result = command.run("host", *given)
         assert result.code == ExitCode.USAGE
         assert result.err.startswith(f"streamcrawl: {words}")
     assert documents(command.run("host", "ls", crawl_name, "--json"))[0]["blocked_count"] == 2
     assert command.run("audit", crawl_name).code == ExitCode.DONE
-
 
 
 def test_dead_letters_are_listed_sent_again_and_removed(command: Typed, crawl_name: str) -> None:
@@ -244,3 +243,16 @@ def test_explain_says_where_a_url_is(command: Typed, crawl_name: str) -> None:
     unknown = documents(command.run("explain", crawl_name, "http://elsewhere.test/", "--json"))[0]
     assert (unknown["seen"], unknown["in_scope"], unknown["place"]) == (False, False, "")
     assert command.run("explain", crawl_name, "nothing").code == ExitCode.USAGE
+
+
+def test_long_work_shows_how_far_it_is(command: Typed, crawl_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command.made(crawl_name, lambda operated: operated.offer(urls("a.test", 1200)))
+    monkeypatch.setattr("streamcrawl.cli.bar.LINE_S", 0)
+    said = command.run("queue", "purge", crawl_name, "--match", "/1")
+    assert said.out == "311 removed for good\n"
+    assert said.err.splitlines()[0] == "purge: 500 of 1,200 looked at, purged 111"
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, as far as rich is concerned
+    shown = command.run("queue", "purge", crawl_name, "--all")
+    assert shown.out == "889 removed for good\n"
+    assert "purge" in shown.err
+    assert "889/889" in shown.err

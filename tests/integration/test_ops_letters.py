@@ -242,3 +242,11 @@ async def test_purged_letters_are_gone_for_good(redis_client: Redis, crawl_name:
     await operated.check()
     await operated.offer(["http://h1.test/a"])  # seen for ever
     assert await operated.total("page.queued") == 0
+
+
+async def test_id_and_time_must_both_hold(redis_client: Redis, crawl_name: str) -> None:
+    operated = await mixed(redis_client, crawl_name, 1)
+    (first, *_) = await listed(operated)
+    name = first.name(1)
+    assert len(await listed(operated, Where(ids=(name,), since_ms=first.died_at_ms))) == 1
+    assert await listed(operated, Where(ids=(name,), until_ms=first.died_at_ms - 1)) == []

@@ -256,13 +256,15 @@ async def hosts_to_set(crawl: Shards, text: str) -> list[str]:
 async def shard_state(frontier: Frontier) -> ShardState:
     """Return what of the shard's state decides about its hosts."""
     names = [
-        "clock_ms", "wall_ms", "delay_ms", "cap", "robots", "pages_per_host_max", "paused", "stopped", "throttled",
+        "clock_ms", "wall_ms", "delay_ms", "cap", "robots", "pages_per_host_max", "pages_max",
+        "paused", "stopped", "throttled",
     ]  # fmt: skip
     async with frontier.client.pipeline(transaction=False) as pipe:
         pipe.hmget(frontier.keys.state, names)
+        pipe.hmget(frontier.keys.totals, ["page.done", "page.streamed"])
         pipe.time()
         with mapped_errors():
-            values, (seconds, micros) = await pipe.execute()
+            values, pages, (seconds, micros) = await pipe.execute()
     texts = dict(zip(names, ((value or b"").decode("utf-8", "replace") for value in values), strict=True))
     wall_ms = seconds * 1000 + micros // 1000
     last_ms = int(texts["wall_ms"] or wall_ms)
@@ -273,7 +275,10 @@ async def shard_state(frontier: Frontier) -> ShardState:
         ("stopped", f"the crawl is stopped ({texts['stopped']})"),
         ("throttled", f"dispatch waits for the output {texts['throttled']}"),
     )
-    budget = texts["pages_per_host_max"]
+    budget, pages_max = texts["pages_per_host_max"], texts["pages_max"]
+    halt = next((words for name, words in halts if texts[name] not in ("", "0")), "")
+    if not halt and pages_max and sum(int(count or 0) for count in pages) >= int(pages_max):
+        halt = "the page budget is used up (--max-pages)"
     return ShardState(
         now_ms=int(texts["clock_ms"] or wall_ms) + step_ms,
         wall_ms=wall_ms,
@@ -281,7 +286,7 @@ async def shard_state(frontier: Frontier) -> ShardState:
         cap=int(texts["cap"] or 1),
         obeys_robots=texts["robots"] == "1",
         pages_per_host_max=int(budget) if budget else None,
-        halt=next((words for name, words in halts if texts[name] not in ("", "0")), ""),
+        halt=halt,
     )
 
 

@@ -137,7 +137,7 @@ async def test_bound_that_was_reached_is_said(
     assert (await asked(operated, f"{A}/low/900")).found.facts["queue_place"] == 900
     found = await asked(operated, f"{A}/low/1100")
     assert found.found.searched == ["the first 1,000 queued tasks of its host", "the newest 20 dead letters"]
-    await lab.client.zadd(lab.keys.delayed, {f"fetch|2|{A}|{n}": 1 for n in range(1000)})
+    await lab.client.zadd(lab.keys.delayed, {f"fetch|2|{A}|{n}": 1 for n in range(5000)})
     assert "1,000 delayed tasks" in (await asked(operated, f"{A}/low/1100")).found.searched
 
 

@@ -91,6 +91,14 @@ async def test_why_a_host_is_or_is_not_fetched(redis_client: Redis, crawl_name: 
     assert (await standing(operated)).startswith("over its budget of 3 pages")
 
 
+async def test_used_up_page_budget_is_named(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, pages_max=1)
+    await operated.offer(urls("a.test", 2))
+    for _, held in await operated.take():
+        await operated.labs[0].end(held)
+    assert (await standing(operated)).endswith("; but the page budget is used up (--max-pages)")
+
+
 async def test_blocked_host_waits_and_is_fetched_when_unblocked(redis_client: Redis, crawl_name: str) -> None:
     operated = await Operated.opened(redis_client, crawl_name)
     lab = operated.labs[0]

@@ -9,7 +9,7 @@
 --                          'unjudged'  not begun for want of a robots verdict: the host asks for it again
 --                          'broken'    its fetch was broken off: the host's delay counts from here
 --
--- Returns {'OK', back} · {'GONE'}
+-- Returns {'OK', back} · {'GONE'}; a row whose entry is no longer there is ended, and not counted
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
 -- include _state
 -- include _hosts

@@ -201,11 +201,14 @@ async def _read(frontier: Frontier, shard: int, stage: str, found: Sequence[Any]
     consumers = list(dict.fromkeys(row["consumer"] for row in found))
     async with frontier.client.pipeline(transaction=False) as pipe:
         pipe.time()
+        pipe.hget(frontier.keys.state, "gap_at")
         pipe.hmget(frontier.keys.workers, consumers)
         for row in found:
             pipe.xrange(stream, row["message_id"], row["message_id"])
-        (seconds, micros), beats, *entries = await pipe.execute()
+        (seconds, micros), gap_at, beats, *entries = await pipe.execute()
     now_ms = seconds * 1000 + micros // 1000
+    # After a jump of the clock or an outage everybody's stamp looks old, until it was renewed.
+    is_in_doubt = 0 <= now_ms - int(gap_at or 0) < alive_ms // _LEASES_ALIVE
     ages = {consumer: _age_ms(beat, now_ms) for consumer, beat in zip(consumers, beats, strict=True)}
     read = []
     for row, entry in zip(found, entries, strict=True):
@@ -222,7 +225,7 @@ async def _read(frontier: Frontier, shard: int, stage: str, found: Sequence[Any]
                 what=what,
                 task=task,
                 beat_age_ms=age_ms,
-                is_alive=age_ms is not None and age_ms < alive_ms,
+                is_alive=age_ms is not None and (age_ms < alive_ms or is_in_doubt),
             )
         )
     return read

@@ -149,3 +149,18 @@ async def test_more_rows_than_one_window(redis_client: Redis, crawl_name: str) -
     await operated.check()
     for held in await lab.take():
         await lab.end(held, Outcome.DONE)
+
+
+async def test_nobody_counts_as_dead_right_after_a_jump_of_the_clock(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    lab = operated.labs[0]
+    await operated.offer(["http://a.test/"])
+    await operated.take("w1")
+    await beat(operated, "w1")
+    now_ms = int(await lab.client.hget(lab.keys.state, "wall_ms"))
+    await lab.client.hset(lab.keys.workers, "w1", f"{now_ms - 3_600_000} 8 {{}}")
+    assert [row.is_alive for row in await listed(operated)] == [False]
+    await lab.frontier.control(gap_at=now_ms)
+    assert [row.is_alive for row in await listed(operated)] == [True]
+    await lab.frontier.control(gap_at=now_ms - 60_000)
+    assert [row.is_alive for row in await listed(operated)] == [False]

@@ -142,6 +142,15 @@ class Dispatched:
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
 
 
+class Mind(NamedTuple):
+    """What every shard's state says alike, unless a change is under way or broke off."""
+
+    version: int
+    """Of the settings."""
+    paused: str
+    stopped: str
+
+
 class Rest(NamedTuple):
     """Whether a shard has come to rest, as finish.lua says."""
 
@@ -150,6 +159,7 @@ class Rest(NamedTuple):
     created: int
     """Pages discovered and replayed so far; it only grows."""
     done: int
+    mind: Mind
 
 
 class Allowance(NamedTuple):
@@ -274,8 +284,8 @@ class Frontier:
 
     async def finish(self) -> Rest:
         """Ask whether the shard has come to rest."""
-        word, created, done = await self._run("finish", self.epoch)
-        return Rest(word.decode(), created, done)
+        word, created, done, version, paused, stopped = await self._run("finish", self.epoch)
+        return Rest(word.decode(), created, done, Mind(version, paused.decode(), stopped.decode()))
 
     async def feed(
         self,

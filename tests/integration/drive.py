@@ -21,10 +21,11 @@ from streamcrawl.ops.audit import audit
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import canonical_url, split_url
-from streamcrawl.settings import make_settings
+from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.shards import open_crawl
+from streamcrawl.store.tuning import encode_given, tune
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
 from tests.integration.snapshot import assert_accounts, assert_known_keys
@@ -143,8 +144,16 @@ async def crawling(
     sinks = [SinkSpec(OUTPUT, str(output))] if output is not None else []
     log: list[str] = []
     try:
-        frontier, _ = await open_crawl(client, settings, sinks=[sink.name for sink in sinks])
-        await frontier.reconcile()
+        asked = QUICK | values
+        changes = {
+            field: Given(value, "test")
+            for field, value in asked.items()
+            if CLASSES[field][0] in (SettingClass.TUNABLE, SettingClass.RESTING)
+        }
+        names = [sink.name for sink in sinks]
+        crawl, is_new = await open_crawl(client, settings, sinks=names, given=encode_given(changes))
+        tuned, _ = await tune(crawl, name, {} if is_new else changes)
+        await crawl.reconcile()
         todo = Links()
         for seed in seeds:
             url = canonical_url(seed)
@@ -152,12 +161,14 @@ async def crawling(
             host, path = split_url(url)
             todo.add(CrawlTask(host=host, path=path))
         while todo:
-            word, _ = await frontier.offer(todo.take(LINKS_PER_CALL))
+            word, _ = await crawl.first.offer(todo.take(LINKS_PER_CALL))
             assert word == "OK", word
-        await frontier.control(closed=1)
+        await crawl.first.control(closed=1)
         scope = Scope.from_settings(settings, seeds).state()
-        supervisor = Supervisor(redis_url, settings, frontier, scope=scope, sinks=sinks, log=log.append)
-        run = CrawlRun(frontier, supervisor, settings.processes, log)
+        supervisor = Supervisor(
+            redis_url, settings, crawl, scope=scope, sinks=sinks, version=tuned.version, log=log.append
+        )
+        run = CrawlRun(crawl.first, supervisor, settings.processes, log)
         try:
             yield run
         finally:

@@ -4,7 +4,8 @@
 -- KEYS[1] state  hash  the shard's state
 -- ARGV[1] epoch  str   the epoch the caller joined with
 --
--- Returns {word, created, done}: pages and replays so far, which only grow, and pages done
+-- Returns {word, created, done, version, paused, stopped}: pages and replays so far, which only grow; pages done; the
+-- version of the settings, and what the state says of a pause and a stop. The word is
 --           RUNNING     something is left to do, or more seeds may come
 --           ENDED       closed, every structure is empty (but for what blocked hosts have), every line balances
 --           LIMIT       pages_max reached, nothing is under way; more could be done
@@ -23,7 +24,10 @@ for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do
   lines[#lines + 1] = name
 end
 local function total(field) return tonumber(call('HGET', P .. 'totals', field)) or 0 end
-local function answer(word) return {word, total('page.created') + total('page.replayed'), total('page.done')} end
+local function answer(word)
+  return {word, total('page.created') + total('page.replayed'), total('page.done'),
+    tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
+end
 if under_way > 0 then return answer('RUNNING') end
 local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed')
 local queued, parked = total('page.queued') + total('robots.queued'), 0

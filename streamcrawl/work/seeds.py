@@ -13,12 +13,14 @@ dies, the crawl stays open and comes to rest as UNFED when nothing else is left 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import secrets
 import socket
 import stat
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from hashlib import blake2b
@@ -32,6 +34,7 @@ from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavaila
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -56,6 +59,11 @@ CALLS_AT_A_TIME: Final = 4
 them waits for some 15 ms at most."""
 CALLS_PER_CURSOR: Final = 50
 """After so many offers the cursor is written: 12,500 seeds, about a second's work, are what a kill repeats."""
+RESTART_LOOK_S: Final = 0.2
+"""Well within the time for which nobody believes an end after a restart (work/end.py)."""
+REPEATED_S: Final = 30.0
+"""After a restart of the store what was accepted in so many seconds before is offered again: a server that syncs its
+file every second may lose two."""
 _BLOCK_BYTES: Final = 65_536
 _MARK_BYTES: Final = 4096
 _IPV4: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
@@ -148,6 +156,9 @@ class SeedLines:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_over = False
+        self._is_closed = False
+        self.is_repeatable: Final = path is None or (path != STDIN and os.path.isfile(path))
+        """Whether the same can be read once more."""
 
     @property
     def source(self) -> str:
@@ -182,6 +193,20 @@ class SeedLines:
                 self._kept.append(batch)
                 found += islice(batch.seed_lines(), count)
         return found[:count]
+
+    def again(self, cursor: Cursor | None = None) -> SeedLines | None:
+        """Return the same seeds once more, from the start or from a cursor on; None when they come only once."""
+        if not self.is_repeatable:
+            return None
+        seeds = SeedLines(self._urls, self.path)
+        if cursor is not None:
+            seeds.skip_to(cursor)
+        return seeds
+
+    def close(self) -> None:
+        """Read no further."""
+        self._is_closed = True
+        self._wanted.release()
 
     def is_same(self, cursor: Cursor) -> bool:
         """Return whether the file still begins with what was read up to `cursor`; asks the disk."""
@@ -222,6 +247,8 @@ class SeedLines:
         found: Batch | ConfigError | None = None
         while True:
             self._wanted.acquire()
+            if self._is_closed:
+                return
             try:
                 found = next(batches, None)
             except OSError as error:
@@ -386,6 +413,12 @@ class SeedLoop:
         self._error: BaseException | None = None
         self._is_cut = False
         self._halt = asyncio.Event()
+        self._restarts = restarts_of(crawl.client)
+        self._restarts_seen = self._restarts.count
+        self._is_stored_cursor_true = True
+        self._places: deque[tuple[float, Cursor]] = deque()
+        self._landed_at = 0.0
+        self._complained_of = 0
         self._is_done = False
         self._is_signed_off = False
         self._sign_now = asyncio.Event()
@@ -423,9 +456,9 @@ class SeedLoop:
             return
         if await asyncio.to_thread(self._seeds.is_same, cursor):
             self._seeds.skip_to(cursor)
-            self.cursor = self.resumed_at = cursor
-            self.new, self.known, self.refused = cursor.new, cursor.known, cursor.refused
-            self.read, self._new_landed = cursor.new + cursor.known, cursor.new
+            self.resumed_at = cursor
+            self._set_cursor(cursor)
+            self._places.append((-math.inf, cursor))
             self._log(f"seeds: {self._seeds.source} goes on behind line {cursor.line:,}")
         else:
             self._log(
@@ -433,21 +466,36 @@ class SeedLoop:
                 "it is read from its start"
             )
 
+    async def until_restart(self, stop: asyncio.Event) -> bool:
+        """Wait until the store was restarted since `run` ended: it may have lost these seeds; False: stopped."""
+        while self._restarts.count == self._restarts_seen:
+            if await sleep_or_stop(stop, RESTART_LOOK_S):
+                return False
+        return not stop.is_set()
+
     async def run(self, stop: asyncio.Event) -> None:
         """Offer everything, then close the crawl; when stopped before, it stays open for the rest.
+
+        When the store is restarted meanwhile, what it may have lost is offered again.
 
         Raises:
             ConfigError: a source cannot be read.
             StoreError: but for what passes (StoreUnavailable, StoreFull), which is waited out.
         """
-        self._signing = asyncio.create_task(self._sign(), name="seeds sign")
         try:
-            await self._run(stop)
+            while True:
+                if self._signing is None:
+                    self._is_signed_off = False
+                    self._signing = asyncio.create_task(self._sign(), name="seeds sign")
+                await self._run(stop)
+                if not self._must_go_back or stop.is_set():
+                    break
+                await self._go_back(stop)
         except StoreUnavailable:
             if not stop.is_set():
                 raise
         finally:
-            await self._end_calls()
+            self._seeds.close()
             await self._end_signing()
             if not self._is_done:
                 with suppress(StoreError):  # it gives no sign any more, which says the same a lease later
@@ -461,8 +509,11 @@ class SeedLoop:
         while not self._is_signed_off:
             self._sign_now.clear()
             self._calls_unwritten = 0
+            restarts = self._restarts.count
             with suppress(StoreError):  # the offers meet the same error, and know what it means
                 await self._feed("sign")
+                # After a restart in between it may be behind what the store has lost.
+                self._is_stored_cursor_true = restarts == self._restarts.count
             await sleep_or_stop(self._sign_now, self._lease_ms / 1000 / SIGNS_PER_LEASE)
 
     async def _end_signing(self) -> None:
@@ -471,47 +522,102 @@ class SeedLoop:
         self._sign_now.set()
         if self._signing is not None:
             await asyncio.wait((self._signing,))
+            self._signing = None
+
+    # -- after a restart of the store
+
+    @property
+    def _must_go_back(self) -> bool:
+        return self._seeds.is_repeatable and self._restarts.count != self._restarts_seen
+
+    def _complain_of_restart(self) -> None:
+        if not self._seeds.is_repeatable and self._restarts.count != self._restarts_seen:
+            self._restarts_seen = self._restarts.count
+            self._log(
+                f"seeds: Redis was restarted and may have lost some; {self._seeds.source} comes only once: offer what "
+                f"it brought up to line {self.cursor.line:,} again, those that are known cost nothing"
+            )
+
+    async def _go_back(self, stop: asyncio.Event) -> None:
+        """Go back to where the store certainly has everything: what it may have lost is offered again.
+
+        A crash of this process before the next sign would leave a cursor behind what was lost; that takes both crashes
+        within a second.
+        """
+        await self._end_signing()
+        self._restarts_seen = self._restarts.count
+        self._is_done = False
+        place = next((place for at, place in reversed(self._places) if at <= self._landed_at - REPEATED_S), Cursor())
+        if self._is_stored_cursor_true:
+            # The store went back by its own cursor too, perhaps by more.
+            _, stored = await until_answered(
+                lambda: self._crawl.first.feed(self._feeder, "sign", lease_ms=self._lease_ms), self._patience, stop
+            )
+            place = min(place, Cursor.decode(stored) or Cursor(), key=lambda cursor: cursor.offset)
+        self._log(
+            f"seeds: Redis was restarted and may have lost some; {self._seeds.source} is offered again from line "
+            f"{place.line + 1:,} on"
+        )
+        again = self._seeds.again(place)
+        assert again is not None
+        self._seeds.close()
+        self._seeds = again
+        self._places.clear()
+        self._set_cursor(place)
+
+    def _set_cursor(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+        self.new, self.known, self.refused = cursor.new, cursor.known, cursor.refused
+        self.read, self._new_landed = cursor.new + cursor.known, cursor.new
 
     # -- reading, and offering
 
     async def _run(self, stop: asyncio.Event) -> None:
+        """Offer everything and say so; return earlier when it is time to stop, or to go back."""
+        self._halt = asyncio.Event()
         stopping = asyncio.ensure_future(stop.wait())
         # Set when this method is left, too: an offer must not go on trying for a loop that has failed.
-        stopping.add_done_callback(lambda _: self._halt.set())
+        stopping.add_done_callback(lambda _, halt=self._halt: halt.set())  # type: ignore[misc]
         try:
             while (batch := await self._next(stopping)) is not None:
-                parts = self._parts(batch)
-                end = replace(batch.end, known=self.read, refused=self.refused)
-                if not parts:
-                    self._calls.append(_Call(None, end))
-                    self._land()
-                for number, (frontier, links) in enumerate(parts, start=1):
-                    await self._wait_for_room(CALLS_AT_A_TIME)
-                    if self._is_over:
-                        break
-                    answer = asyncio.create_task(self._offer(frontier, links), name="offer seeds")
-                    self._calls.append(_Call(answer, end if number == len(parts) else None))
-                    answer.add_done_callback(lambda _: self._land())
+                await self._offer_batch(batch)
                 if self._is_over:
                     break
             await self._wait_for_room(1)
         finally:
             stopping.cancel()
+            self._halt.set()
+            await self._end_calls()
+        if self._must_go_back:
+            return
         if self._error is not None:
             raise self._error
-        if not self._is_cut and not stop.is_set():
-            await self._end(stop)
-
-    async def _end(self, stop: asyncio.Event) -> None:
+        if stop.is_set():
+            return
         if self.refused > COMPLAINTS_MAX:
             self._log(f"seeds: {self.refused:,} lines in all were not http(s) URLs")
         await self._end_signing()
         self.feeders_left, _ = await until_answered(lambda: self._feed("done"), self._patience, stop)
         self._is_done = True
 
+    async def _offer_batch(self, batch: Batch) -> None:
+        """Have all seeds of some lines offered as soon as there is room for another call."""
+        parts = self._parts(batch)
+        end = replace(batch.end, known=self.read, refused=self.refused)
+        if not parts:
+            self._calls.append(_Call(None, end))
+            self._land()
+        for number, (frontier, links) in enumerate(parts, start=1):
+            await self._wait_for_room(CALLS_AT_A_TIME)
+            if self._is_over:
+                return
+            answer = asyncio.create_task(self._offer(frontier, links), name="offer seeds")
+            self._calls.append(_Call(answer, end if number == len(parts) else None))
+            answer.add_done_callback(lambda _: self._land())
+
     @property
     def _is_over(self) -> bool:
-        return self._is_cut or self._error is not None
+        return self._is_cut or self._error is not None or self._must_go_back
 
     async def _next(self, stopping: asyncio.Future[Any]) -> Batch | None:
         """Return the next lines; None after the last, or when it is time to stop, or an offer has failed."""
@@ -542,14 +648,19 @@ class SeedLoop:
             self._land()
 
     async def _end_calls(self) -> None:
-        """See the calls that are under way to their end, whose answers nobody wants any more."""
+        """See the calls that are under way to their end; none is cancelled in the middle of a command."""
+        while self._calls and not self._is_over:
+            first = self._calls[0].answer
+            if first is not None:
+                await asyncio.wait((first,))
+            self._land()
         left = [call.answer for call in self._calls if call.answer is not None]
-        if left:
-            await asyncio.gather(*left, return_exceptions=True)
-        self._land()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._calls.clear()
 
     def _land(self) -> None:
         """Move the cursor behind the calls that were accepted, in the order of the lines."""
+        self._complain_of_restart()
         while self._calls and not self._is_over:
             answer, end = self._calls[0]
             if answer is not None:
@@ -565,14 +676,21 @@ class SeedLoop:
                 self._new_landed += new
                 self._calls_unwritten += 1
             self._calls.popleft()
-            if end is None:
-                continue
-            # Arguments come before the file, and must not take the cursor of an earlier run back.
-            place = end if end.line else self.cursor
-            new = self._new_landed
-            self.cursor = replace(place, new=new, known=end.known - new, refused=end.refused)
-            if self._calls_unwritten >= CALLS_PER_CURSOR:
-                self._sign_now.set()
+            if end is not None:
+                self._move_cursor(end)
+
+    def _move_cursor(self, end: Cursor) -> None:
+        # Arguments come before the file, and must not take the cursor of an earlier run back.
+        place = end if end.line else self.cursor
+        new = self._new_landed
+        self.cursor = replace(place, new=new, known=end.known - new, refused=end.refused)
+        self._landed_at = time.monotonic()
+        if not self._places or self._landed_at - self._places[-1][0] >= 1:
+            self._places.append((self._landed_at, self.cursor))
+            while len(self._places) > 1 and self._places[1][0] <= self._landed_at - REPEATED_S:
+                self._places.popleft()
+        if self._calls_unwritten >= CALLS_PER_CURSOR:
+            self._sign_now.set()
 
     def _parts(self, batch: Batch) -> list[tuple[Frontier, Links]]:
         """Return what there is to offer of some lines, by shard, in the portions of a call."""
@@ -597,7 +715,8 @@ class SeedLoop:
             url, why = None, f"is longer than {self._url_max_bytes} bytes"
         if url is None:
             self.refused += 1
-            if self.refused <= COMPLAINTS_MAX:
+            if self.refused <= COMPLAINTS_MAX and not 0 < line.number <= self._complained_of:
+                self._complained_of = line.number
                 self._log(f"{line.place}{_shown(line.text)} {why}")
             return None
         if is_completed and not line.number:

@@ -426,8 +426,8 @@ class SeedLoop:
         self._told: set[str] = set()
         self.cursor = Cursor(source=seeds.source)
         """Behind which everything was accepted."""
-        self.resumed_at: Cursor | None = None
-        """Where an earlier run of these seeds had ended; what it offered beyond is known by now."""
+        self.has_repeated = False
+        """Some may have been offered twice, by an earlier run too, and be counted as known the second time."""
         self.read = 0
         """Seeds that are valid URLs, offered or about to be."""
         self.new = 0
@@ -456,7 +456,7 @@ class SeedLoop:
             return
         if await asyncio.to_thread(self._seeds.is_same, cursor):
             self._seeds.skip_to(cursor)
-            self.resumed_at = cursor
+            self.has_repeated = True
             self._set_cursor(cursor)
             self._places.append((-math.inf, cursor))
             self._log(f"seeds: {self._seeds.source} goes on behind line {cursor.line:,}")
@@ -564,6 +564,7 @@ class SeedLoop:
         self._seeds = again
         self._places.clear()
         self._set_cursor(place)
+        self.has_repeated = True
 
     def _set_cursor(self, cursor: Cursor) -> None:
         self.cursor = cursor

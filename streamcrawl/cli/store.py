@@ -29,6 +29,8 @@ MEMORY_DEFAULT_BYTES: Final = 1_000_000_000
 """Of an embedded server without --memory-max: some ten million seen URLs, and room for the rest of a machine."""
 LOADING_TOLD_S: Final = 2.0
 """A crawl that takes longer to load says so, and again after as long."""
+END_WAIT_S: Final = 60.0
+"""For the workers of a crawl that was deleted: they learn of it within seconds, and stop their server last."""
 _DATA: Final = "appendonlydir"
 
 
@@ -91,25 +93,67 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
         async with _client(redis_url) as client:
             yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
         return
-    folder = FOLDER / check_name(name)
+    folder = embedded_folder(name)
     if not (folder / _DATA).is_dir():
-        others = ", ".join(embedded_names()) or "none"
-        raise ConfigError(
-            f"there is no crawl {name!r} in {FOLDER} (there: {others}); give --redis URL for one elsewhere"
-        )
+        raise _no_crawl(name)
     # No limit: what lies there was within one, and looking adds nothing.
     server = EmbeddedRedis(folder, memory_max_bytes=0)
+    async with running_store(name) as running:
+        if running is not None:
+            yield running
+            return
+    async with server, _client(server.url) as client:
+        yield Store(server.url, client, server, 0)
+
+
+@asynccontextmanager
+async def running_store(name: str) -> AsyncIterator[Store | None]:
+    """Yield the store of an embedded crawl that runs; None when it rests."""
+    server = EmbeddedRedis(embedded_folder(name), memory_max_bytes=0)
     async with _client(server.url) as client:
         try:
             with mapped_errors():
                 await client.ping()
         except StoreUnavailable:
-            pass
+            is_running = False
         else:
-            yield Store(server.url, client, None, 0)
-            return
-    async with server, _client(server.url) as client:
-        yield Store(server.url, client, server, 0)
+            is_running = True
+        yield Store(server.url, client, None, 0) if is_running else None
+
+
+async def delete_embedded(name: str) -> None:
+    """Delete the folder of an embedded crawl, once nobody uses it; a deletion that broke off is ended.
+
+    Raises:
+        ConfigError: it is in use, or cannot be deleted.
+    """
+    await EmbeddedRedis(embedded_folder(name), memory_max_bytes=0, lock_wait_s=END_WAIT_S).delete()
+
+
+def embedded_folder(name: str) -> Path:
+    """Return where the embedded crawl of this name is, or would be.
+
+    Raises:
+        ConfigError: no crawl can be called that.
+    """
+    return FOLDER / check_name(name)
+
+
+def has_data(name: str) -> bool:
+    """Return whether there is an embedded crawl of this name; False when all that is left is its folder.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+    """
+    folder = embedded_folder(name)
+    if not folder.is_dir():
+        raise _no_crawl(name)
+    return (folder / _DATA).is_dir()
+
+
+def _no_crawl(name: str) -> ConfigError:
+    others = ", ".join(embedded_names()) or "none"
+    return ConfigError(f"there is no crawl {name!r} in {FOLDER} (there: {others}); give --redis URL for one elsewhere")
 
 
 def embedded_names() -> list[str]:

@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),
+    "worker": ("streamcrawl.cli.worker", "Work at a crawl on a shared Redis, beside all others who do."),
     "pause": ("streamcrawl.cli.control:pause", "Hand out nothing new of a crawl, on all machines."),
     "resume": ("streamcrawl.cli.control:resume", "Go on with a crawl that was paused or stopped."),
     "drain": ("streamcrawl.cli.control:drain", "Pause a crawl and wait until nothing of it is under way."),
@@ -64,6 +65,7 @@ def cli() -> None:
     \b
     streamcrawl crawl https://example.org/                     crawl a site into example.org.jsonl
     streamcrawl crawl --resume                                 go on with it after Ctrl-C or a crash
+    streamcrawl worker wide --redis redis://10.0.0.5/0         work at a crawl with other machines
     streamcrawl status                                         which crawls are here
     streamcrawl audit example.org                              recount one
 

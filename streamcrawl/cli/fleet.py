@@ -24,6 +24,7 @@ from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreError, Sto
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number, read_status, stored_sinks
 from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.embedded import LOCK_WAIT_S
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import delete_crawl, join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 LINE_S: Final = 10.0
 """Between two lines of a long command where nobody sits in front."""
 LOOK_S: Final = 0.25
+END_WAIT_S: Final = 60.0
+"""For the workers of an embedded crawl that was deleted: they learn of it within seconds and stop their server last."""
 ALIVE_LEASES: Final = 3
 """A worker that has not beaten for so many leases does not count any more, as in beat.lua."""
 
@@ -320,7 +323,7 @@ async def _delete(name: str, redis_url: str | None, *, is_json: bool) -> int:
                 # Its workers learn by this that it is over. They stop the server, and only then the folder is free.
                 await delete_in(running.client)
                 showing.say(f"waiting until the workers of {name} have ended")
-        await delete_embedded(name)
+        await delete_embedded(name, wait_s=LOCK_WAIT_S if running is None else END_WAIT_S)
     return keys
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from streamcrawl.errors import ConfigError, StoreIncompatible, StoreUnavailable
 from streamcrawl.settings import check_name
 from streamcrawl.store.connection import check_server, connect, mapped_errors
-from streamcrawl.store.embedded import EmbeddedRedis
+from streamcrawl.store.embedded import LOCK_WAIT_S, EmbeddedRedis
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -29,8 +29,6 @@ MEMORY_DEFAULT_BYTES: Final = 1_000_000_000
 """Of an embedded server without --memory-max: some ten million seen URLs, and room for the rest of a machine."""
 LOADING_TOLD_S: Final = 2.0
 """A crawl that takes longer to load says so, and again after as long."""
-END_WAIT_S: Final = 60.0
-"""For the workers of a crawl that was deleted: they learn of it within seconds, and stop their server last."""
 _DATA: Final = "appendonlydir"
 
 
@@ -121,13 +119,13 @@ async def running_store(name: str) -> AsyncIterator[Store | None]:
         yield Store(server.url, client, None, 0) if is_running else None
 
 
-async def delete_embedded(name: str) -> None:
+async def delete_embedded(name: str, *, wait_s: float = LOCK_WAIT_S) -> None:
     """Delete the folder of an embedded crawl, once nobody uses it; a deletion that broke off is ended.
 
     Raises:
-        ConfigError: it is in use, or cannot be deleted.
+        ConfigError: it is still in use after `wait_s`, or cannot be deleted.
     """
-    await EmbeddedRedis(embedded_folder(name), memory_max_bytes=0, lock_wait_s=END_WAIT_S).delete()
+    await EmbeddedRedis(embedded_folder(name), memory_max_bytes=0, lock_wait_s=wait_s).delete()
 
 
 def embedded_folder(name: str) -> Path:

@@ -176,7 +176,7 @@ async def test_drain_ends_when_nothing_is_in_any_hand(
         )
         for frontier in crawl:
             _, writer, _ = await frontier.sink_open("out", "s1", lease_ms=30_000)
-            rows = await crawl.client.xreadgroup("workers", "s1", {frontier.keys.sink_stream("out"): ">"})
+            rows: Any = await crawl.client.xreadgroup("workers", "s1", {frontier.keys.sink_stream("out"): ">"})
             ids = [entry_id.decode() for entry_id, _ in rows[0][1]]
             await frontier.sink_commit("out", writer=writer, expected=0, offset=9, entry_ids=ids)
         result = draining.wait()
@@ -267,9 +267,9 @@ async def test_delete_says_what_it_deletes_and_asks(
     assert f"crawl {crawl_name}: 0 pages done, {count} queued, 0 dead letters, {count} URLs seen\n" in told
     assert f"  kept: /somewhere/{crawl_name}.jsonl\n" in told
     assert await crawl.client.keys(f"streamcrawl:{{{crawl_name}:*") == []
-    assert not await crawl.client.sismember(CRAWLS, crawl_name)  # type: ignore[misc]
+    assert not await crawl.client.sismember(CRAWLS, crawl_name)
     # Another crawl whose name begins alike is still there.
-    assert await crawl.client.hget(neighbour.first.keys.state, "epoch") == neighbour.epoch.encode()  # type: ignore[misc]
+    assert await crawl.client.hget(neighbour.first.keys.state, "epoch") == neighbour.epoch.encode()
     await delete_crawl(crawl.client, f"{crawl_name}.x")
 
 
@@ -294,7 +294,7 @@ async def test_deletion_that_broke_off_is_ended_by_the_same_command(
     crawl = await open_by_hand()
     await offer(crawl)
     for frontier in crawl:
-        await crawl.client.hdel(frontier.keys.state, "epoch")  # type: ignore[misc]
+        await crawl.client.hdel(frontier.keys.state, "epoch")
     if left != "everything":
         kept = {crawl.first.keys.state.encode()} if left == "one state" else set()
         keys = set(await crawl.client.keys(f"streamcrawl:{{{crawl_name}:*")) - kept
@@ -303,7 +303,7 @@ async def test_deletion_that_broke_off_is_ended_by_the_same_command(
     assert result.code == ExitCode.DONE
     assert result.err == f"crawl {crawl_name}: what a deletion that broke off has left\n"
     assert await crawl.client.keys(f"*{crawl_name}*") == []
-    assert not await crawl.client.sismember(CRAWLS, crawl_name)  # type: ignore[misc]
+    assert not await crawl.client.sismember(CRAWLS, crawl_name)
 
 
 async def test_new_crawl_begun_during_a_second_deletion_is_left_alone(
@@ -327,8 +327,8 @@ async def test_new_crawl_begun_during_a_second_deletion_is_left_alone(
 
     redis_client.scan_iter = slow_scan  # type: ignore[assignment,method-assign]
     await delete_crawl(redis_client, crawl_name)
-    assert await redis_client.hget(Keys(crawl_name).state, "epoch") == began[0].encode()  # type: ignore[misc]
-    assert await redis_client.sismember(CRAWLS, crawl_name)  # type: ignore[misc]
+    assert await redis_client.hget(Keys(crawl_name).state, "epoch") == began[0].encode()
+    assert await redis_client.sismember(CRAWLS, crawl_name)
 
 
 # -- settings

@@ -97,6 +97,7 @@ class _Worker(Running):
                     sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
                     resume=shlex.join(["streamcrawl", "worker", self._name, *self._place]),
+                    home=stored.machine,
                     stays_for=("UNFED",),
                 )
             )

@@ -413,6 +413,34 @@ def test_worker_stays_while_paused_and_writes_on_when_the_first_command_is_gone(
     assert_each_fetched_once(leisurely_site)
 
 
+@pytest.mark.parametrize("place", ["written", "begun"])
+async def test_worker_leaves_an_output_alone_that_is_on_another_machine(
+    fleet: Fleet, site: SiteProcess, redis_client: Redis, place: str
+) -> None:
+    keys = Keys(fleet.name)
+    assert fleet.crawl(site, "--max-pages", "5").wait().code == ExitCode.STOPPED
+    if place == "written":
+        await redis_client.hset(
+            keys.offsets, f"{fleet.status()['sinks'][0]['name']}:owner", "sink-far-away-17-0a0b0c0d"
+        )
+    else:
+        await redis_client.delete(keys.offsets)
+        stored = json.loads(await redis_client.hget(keys.state, "crawl") or "")
+        await redis_client.hset(keys.state, "crawl", json.dumps({**stored, "machine": "far-away"}))
+    fleet.do("settings set", "max-pages=")
+    worker = fleet.worker()
+    path = fleet.command.folder / fleet.output
+    worker.until(lambda: fleet.done() == len(site.expected_pages()), "all pages are fetched")
+    assert f"{path} is written on far-away; this machine only fetches\n" in worker.err
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait().code == ExitCode.STOPPED
+    assert len(fleet.command.records(fleet.output)) == 5
+    assert fleet.status()["sinks"][0]["waiting"] > 5
+    if place == "written":  # in the other case the file is of a crawl that never wrote one
+        assert fleet.crawl(site, "--resume").wait().code == ExitCode.DONE
+        assert fleet.command.pages(fleet.output) == site.expected_pages()
+
+
 def test_worker_follows_the_crawls_settings_and_says_which_of_its_own_do_not_count(
     fleet: Fleet, site: SiteProcess
 ) -> None:

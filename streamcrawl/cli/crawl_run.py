@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from streamcrawl.cli.options import config_of, given_settings, is_typed
+from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
@@ -27,7 +27,7 @@ from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile, check_writable
-from streamcrawl.store.connection import mapped_errors, redacted
+from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl, shards_in
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
@@ -77,19 +77,14 @@ class CrawlOptions:
 
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
-        options, config = context.params, config_of(context)
+        options = context.params
         own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
-        place: list[str] = []
-        if config is not None and is_typed(context, "config"):
-            place += ["--config", config.path]
-        if is_typed(context, "redis_url"):
-            place += ["--redis", redacted(options["redis_url"])]
         return cls(
             **own,
             is_fresh=options["fresh"],
             is_resume=options["resume"],
             settings=given_settings(context),
-            place=tuple(place),
+            place=place_of(context),
         )
 
 
@@ -391,6 +386,7 @@ class _Crawl(Running):
             sinks={sink.name: sink.path for sink in sinks},
             seeds=list(options.urls)[:_SEEDS_STORED_MAX] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
+            machine=before.machine or socket.gethostname(),
         )
 
 

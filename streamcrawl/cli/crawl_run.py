@@ -11,22 +11,22 @@ import asyncio
 import os
 import re
 import shlex
+import socket
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, SUFFIX, check_memory, check_output, merged_scope, new_sink
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
-from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
-from streamcrawl.sinks.jsonl import JsonlFile, check_writable
+from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl, shards_in
@@ -49,12 +49,11 @@ if TYPE_CHECKING:
     import click
     from redis.asyncio import Redis
 
-SEEDS_FOR_SCOPE_MAX: Final = 10_000
-"""Seeds read ahead to find out which hosts the crawl is about; a scope remembers 1,000 of them."""
+    from streamcrawl.rules.scope import Scope
+
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_SUFFIX: Final = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +119,7 @@ def _check(options: CrawlOptions) -> None:
         raise ConfigError(
             "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
         )
-    if options.output is not None:
-        if not options.output.endswith(_SUFFIX):
-            raise ConfigError(f"-o {options.output}: the only format is JSON lines; name the file FILE{_SUFFIX}")
-        check_writable(Path(options.output))
+    check_output(options.output)
 
 
 class _Crawl(Running):
@@ -179,7 +175,7 @@ class _Crawl(Running):
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
             head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
-        scope = _merged_scope(settings, head, stored)
+        scope = merged_scope(settings, head, stored)
         if scope.seeds_cut:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
@@ -225,7 +221,7 @@ class _Crawl(Running):
         names = [sink.name for sink in sinks]
         if "epoch" not in state:
             settings = make_settings(name, given)
-            _check_memory(store, settings)
+            check_memory(store, settings)
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
             return crawl, settings, 1
         asked = {"shards": shards_in(state.get("identity")), **given}
@@ -236,7 +232,7 @@ class _Crawl(Running):
         tuned, _ = await tune(crawl, name, changes)
         local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         settings = settings_of(crawl, name, tuned.given, **local)
-        _check_memory(store, settings)
+        check_memory(store, settings)
         await _set_memory(store, settings)
         if tuned.version != before.version:
             self.tell(f"settings changed, for every worker of the crawl: {differences(before, tuned)}")
@@ -322,18 +318,12 @@ class _Crawl(Running):
                     "or --fresh to delete it and begin again"
                 )
             return sinks
-        path = Path(_absolute(given if given is not None else self._name + _SUFFIX))
-        check_writable(path)
-        if is_new and path.exists() and path.stat().st_size:
-            raise ConfigError(
-                f"{path} exists and is not of this crawl: name another file with -o, or delete it, or give --fresh"
-            )
-        return [SinkSpec(_sink_name(str(path)), str(path))]
+        return [new_sink(given, self._name, is_new=is_new)]
 
     async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
         """Delete a crawl and its output, and say what that was."""
         paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        paths[_absolute(self._options.output or self._name + _SUFFIX)] = None
+        paths[_absolute(self._options.output or self._name + SUFFIX)] = None
         files = [path for path in map(Path, paths) if path.is_file()]
         if "epoch" in state:
             status = await read_status(client, self._name)
@@ -393,14 +383,6 @@ class _Crawl(Running):
 # -- parts without a state of their own
 
 
-def _check_memory(store: Store, settings: Settings) -> None:
-    if not store.memory_max_bytes and settings.memory_max_bytes is None:
-        raise ConfigError(
-            "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
-            "(--memory-max 2GB, or redis-cli CONFIG SET maxmemory 2gb)"
-        )
-
-
 async def _set_memory(store: Store, settings: Settings) -> None:
     """Give the embedded server the limit of the resumed crawl: it was started before that could be read."""
     if store.embedded is not None and settings.memory_max_bytes is not None:
@@ -408,21 +390,5 @@ async def _set_memory(store: Store, settings: Settings) -> None:
             await store.client.config_set("maxmemory", settings.memory_max_bytes)
 
 
-def _merged_scope(settings: Settings, head: Sequence[SeedLine], stored: Stored | None) -> Scope:
-    """Return the scope of the seeds, with the hosts and prefixes that the crawl had before."""
-    scope = Scope.from_settings(settings, (seed_url(line.text)[0] or "" for line in head))
-    if stored is None:
-        return scope
-    now = scope.state()
-    hosts, prefixes = (
-        list(dict.fromkeys([*stored.scope[part], *now[part]]))[:SEEDS_KEPT_MAX] for part in ("hosts", "prefixes")
-    )
-    return Scope(settings, settings.scope, hosts, prefixes)
-
-
 def _absolute(path: str) -> str:
     return os.path.abspath(path)
-
-
-def _sink_name(path: str) -> str:
-    return f"out-{blake2b(path.encode(), digest_size=4).hexdigest()}"

@@ -419,13 +419,14 @@ class SeedLoop:
         self._places: deque[tuple[float, Cursor]] = deque()
         self._landed_at = 0.0
         self._complained_of = 0
-        self._is_done = False
         self._is_signed_off = False
         self._sign_now = asyncio.Event()
         self._signing: asyncio.Task[None] | None = None
         self._told: set[str] = set()
         self.cursor = Cursor(source=seeds.source)
         """Behind which everything was accepted."""
+        self.is_done = False
+        """Everything was offered, and the crawl knows it."""
         self.has_repeated = False
         """Some may have been offered twice, by an earlier run too, and be counted as known the second time."""
         self.read = 0
@@ -497,7 +498,7 @@ class SeedLoop:
         finally:
             self._seeds.close()
             await self._end_signing()
-            if not self._is_done:
+            if not self.is_done:
                 with suppress(StoreError):  # it gives no sign any more, which says the same a lease later
                     await self._feed("leave")
 
@@ -546,7 +547,7 @@ class SeedLoop:
         """
         await self._end_signing()
         self._restarts_seen = self._restarts.count
-        self._is_done = False
+        self.is_done = False
         place = next((place for at, place in reversed(self._places) if at <= self._landed_at - REPEATED_S), Cursor())
         if self._is_stored_cursor_true:
             # The store went back by its own cursor too, perhaps by more.
@@ -599,7 +600,7 @@ class SeedLoop:
             self._log(f"seeds: {self.refused:,} lines in all were not http(s) URLs")
         await self._end_signing()
         self.feeders_left, _ = await until_answered(lambda: self._feed("done"), self._patience, stop)
-        self._is_done = True
+        self.is_done = True
 
     async def _offer_batch(self, batch: Batch) -> None:
         """Have all seeds of some lines offered as soon as there is room for another call."""

@@ -174,9 +174,7 @@ class _Seeding:
             return await self._create(store, lines)
         stored = read_stored(state)
         if options.output is not None and stored is not None:
-            paths = list(stored.sinks.values())
-            if os.path.abspath(options.output) not in paths:
-                self.log(f"-o {options.output} is left out: crawl {options.name} writes to {', '.join(paths)}")
+            self._tell_of_output(options.output, list(stored.sinks.values()))
         crawl = await join_crawl(store.client, options.name)
         settings = settings_of(crawl, options.name, (await read_tuned(crawl)).given)
         compare_given(options.name, options.settings, settings, self.log)
@@ -184,6 +182,10 @@ class _Seeding:
             with mapped_errors():
                 await store.client.config_set("maxmemory", settings.memory_max_bytes or MEMORY_DEFAULT_BYTES)
         return crawl, settings
+
+    def _tell_of_output(self, given: str, paths: list[str]) -> None:
+        if os.path.abspath(given) not in paths:
+            self.log(f"-o {given} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options

@@ -3,9 +3,8 @@
 Each blocking read has a connection of its own and a bounded BLOCK, and is stopped by a flag, never cancelled: a
 cancelled read may leave an entry delivered to nobody. After a failed read the worker looks up what was delivered under
 its name without its knowledge (the answer was lost) and hands it back; so it does when the store was restarted, which
-may have forgotten what this worker has ended since; for most of a lease it looks again, because a
-server that was paused may serve the old connection, with its read, after the new one. If this loop dies, the worker
-takes no new work.
+may have forgotten what this worker has ended since. For most of a lease it looks again, because a server that was
+paused may serve the old connection, with its read, after the new one. If this loop dies, the worker takes no new work.
 
 One command reads several streams and gives of each as many as COUNT says. So with at least a free slot for each shard
 the free ones are shared out evenly; with fewer, shard after shard is asked in turn, beginning with another one each
@@ -180,8 +179,8 @@ class ReadLoop:
                 unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id, shard) is None]
                 if unknown:
                     is_begun = self._is_restarted
-                    why = "were ended, which the store has lost" if is_begun else "were delivered in a lost answer"
-                    self._log(f"read: {len(unknown)} entries {why}; handing them back")
+                    why = "an answer was lost, or the store lost their end"
+                    self._log(f"read: {len(unknown)} entries are ours that we do not have ({why}); handing them back")
                     await until_answered(
                         lambda frontier=frontier, unknown=unknown, is_begun=is_begun: frontier.hand_back(  # type: ignore[misc]
                             FETCH_STREAM, unknown, is_begun=is_begun

@@ -441,6 +441,7 @@ async def test_cursor_that_cannot_be_read_is_none() -> None:
     assert Cursor.decode("12") is None
     cursor = Cursor(source="f", line=3, offset=40, mark="00", new=1, known=1, refused=1)
     assert Cursor.decode(cursor.encode()) == cursor
+    assert cursor.text == "f line 3 (1 new, 1 known, 1 refused)"
 
 
 def test_names_of_feeders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,11 @@ async def crawl_names(client: Redis) -> list[str]:
     return sorted(name.decode("utf-8", "replace") for name in names)
 
 
-async def delete_crawl(client: Redis, name: str) -> int:
+async def delete_crawl(client: Redis, name: str, *, on_deleted: Callable[[int], None] = lambda keys: None) -> int:
     """Delete every key of a crawl in bounded steps; returns how many keys.
+
+    Args:
+        on_deleted: Called with how many are deleted by now.
 
     The epochs go first, so that workers which are still alive get GONE and write nothing more; the states go last, and
     that of the first shard last of all. After a crash in between `open_crawl` refuses the crawl until this was called
@@ -167,13 +170,20 @@ async def delete_crawl(client: Redis, name: str) -> int:
             if key not in states:
                 batch.append(key)
             if len(batch) >= _UNLINKED_PER_CALL:
+                # Another deletion may have come to its end meanwhile, and a new crawl of the name begun.
+                if await client.hexists(Keys(name).state, "epoch"):
+                    return deleted
                 deleted += await client.unlink(*batch)
+                on_deleted(deleted)
                 batch.clear()
+        if await client.hexists(Keys(name).state, "epoch"):
+            return deleted
         if batch:
             deleted += await client.unlink(*batch)
+        # Before the last state, which still keeps a new crawl of the name from being entered here.
+        await client.srem(CRAWLS, name)
         for keys in reversed(every):
             deleted += await client.unlink(keys.state)
-        await client.srem(CRAWLS, name)
     except (RedisError, OSError) as error:
         raise map_error(error) from error
     return deleted

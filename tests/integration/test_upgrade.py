@@ -293,9 +293,10 @@ async def test_worker_of_the_old_version_ends_what_it_holds_beside_ours(tmp_path
         assert (await run_old(client, "finish", keys))[0] == b"RUNNING"
         await assert_accounts(frontier)
         assert (await audit(Shards([frontier]))).faults == []
-        # Then it is stopped, and gives back what it has not begun; what its scripts dispatched is ours to read.
+        # Then it is stopped: it gives back what it has not begun, and leaves. What its scripts dispatched is ours.
         rest = msgspec.msgpack.encode([entry_id.decode() for entry_id in held[1:]])
         assert (await run_old(client, "hand_back", keys, FETCH_STREAM, rest, "0"))[1] == 1
+        await client.delete(keys.workers)
         arguments = ("crawl", "--resume", "--name", crawl_name, "--redis", server.url)
         async with serving() as asked:
             result = await asyncio.to_thread(command.run, *arguments, STREAMCRAWL_DELAY="")

@@ -64,6 +64,10 @@ async def test_nothing_stops_or_is_lost_while_every_worker_is_exchanged(
             assert await first.wait(60) == ExitCode.STOPPED
             for _ in range(CHANGES):
                 leaving = fleet.popleft()
+                # Before that it has no work to hand back, and perhaps no handler for the signal yet.
+                await asyncio.to_thread(
+                    leaving.until, lambda one=leaving: "joining" in one.err, "it joins", within_s=60
+                )
                 leaving.process.send_signal(signal.SIGTERM)
                 start_worker()
                 await asyncio.gather(until_fetched(site, PAGES_BETWEEN), asyncio.sleep(PACE_S))

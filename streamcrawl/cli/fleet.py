@@ -53,6 +53,8 @@ class _Place(NamedTuple):
     crawl: Shards
     name: str
     is_embedded: bool
+    is_at_rest: bool
+    """It is an embedded one whose server was started for this command: no worker is alive, and none can come."""
     options: tuple[str, ...]
     """Of the command line, that say where it is kept."""
 
@@ -69,7 +71,8 @@ class _Place(NamedTuple):
 @asynccontextmanager
 async def _place(name: str, redis_url: str | None, options: tuple[str, ...] = ()) -> AsyncIterator[_Place]:
     async with existing_store(redis_url, name) as store:
-        yield _Place(await join_crawl(store.client, name), name, redis_url is None, options)
+        crawl = await join_crawl(store.client, name)
+        yield _Place(crawl, name, redis_url is None, store.embedded is not None, options)
 
 
 def pause(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str, ...]) -> ExitCode:
@@ -132,7 +135,7 @@ async def _drain(
                 if left is None:
                     word = "RESUMED"
                     break
-                if not any(left.values()):
+                if at.is_at_rest or not any(left.values()):
                     word = "DRAINED"
                     break
                 if time.monotonic() >= deadline:
@@ -149,10 +152,11 @@ async def _drain(
     if is_json:
         _write_json(name, ending=word, exit_code=int(code), queued=waiting, left=left or {})
     elif word == "DRAINED":
-        write(
-            f"crawl {name}: drained, {counted(waiting, 'page')} still queued; workers may be stopped now; "
-            f"go on: {at.command('resume')}"
-        )
+        # What was handed out and has not been taken yet is nobody's; the next run takes it.
+        waiting += sum((left or {}).values())
+        how = "at rest, nothing is in any hand" if at.is_at_rest else "drained"
+        stop = "" if at.is_at_rest else "; workers may be stopped now"
+        write(f"crawl {name}: {how}, {counted(waiting, 'page')} still to fetch{stop}; go on: {at.command('resume')}")
     elif word == "RESUMED":
         write(f"crawl {name}: resumed by someone else before it was drained; drain it again")
     else:

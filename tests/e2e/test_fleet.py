@@ -15,6 +15,7 @@ import pytest
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.keys import Keys
+from streamcrawl.store.shards import join_crawl
 from tests.e2e.processes import processes_in
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
@@ -143,6 +144,9 @@ def test_embedded_crawl_at_rest_is_paused_and_its_next_run_waits(command: Comman
         running.interrupt()
         assert running.wait().code == ExitCode.STOPPED
     assert command.run("pause", "127.0.0.1").out.startswith("crawl 127.0.0.1: paused; ")
+    drained = command.run("drain", "127.0.0.1")
+    assert drained.code == ExitCode.DONE
+    assert drained.out.startswith("crawl 127.0.0.1: at rest, nothing is in any hand, ")
     before = fetched(leisurely_site)
     with command.start("crawl", "--resume") as running:
         running.until(lambda: "resuming crawl" in running.err, "it runs")
@@ -392,6 +396,22 @@ def test_worker_that_waits_for_its_crawl_is_stopped_at_once(fleet: Fleet, number
     assert result.code == ExitCode.STOPPED
     assert result.err.endswith("streamcrawl: interrupted\n")
     assert "Traceback" not in result.err
+
+
+async def test_worker_stays_for_seeds_that_were_promised_until_the_crawl_is_closed(
+    fleet: Fleet, leisurely_site: SiteProcess, redis_client: Redis
+) -> None:
+    crawl, worker = fleet.crawl(leisurely_site), fleet.worker()
+    worker.until(lambda: "joining" in worker.err, "it joins")
+    crawl.until(lambda: fleet.command.lines(fleet.output) >= 5, "5 pages")
+    # A feeder that dies at once. The command that began the crawl gives up then, as its seeds are done.
+    await (await join_crawl(redis_client, fleet.name)).first.feed("dead", "begin", lease_ms=1)
+    assert crawl.wait().code == ExitCode.STOPPED
+    worker.until(lambda: "this worker waits for them\n" in worker.err, "it waits for seeds")
+    assert fleet.do("close") == f"crawl {fleet.name}: closed; it ends once nothing is left to do\n"
+    assert worker.wait().code == ExitCode.DONE
+    assert fleet.command.pages(fleet.output) == leisurely_site.expected_pages()
+    assert_each_fetched_once(leisurely_site)
 
 
 def test_worker_stays_while_paused_and_writes_on_when_the_first_command_is_gone(

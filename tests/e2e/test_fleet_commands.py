@@ -182,7 +182,7 @@ async def test_drain_ends_when_nothing_is_in_any_hand(
         result = draining.wait()
     assert result.code == ExitCode.DONE
     assert result.out == (
-        f"crawl {crawl_name}: drained, {len(HOSTS)} pages still queued; workers may be stopped now; "
+        f"crawl {crawl_name}: drained, {len(HOSTS)} pages still to fetch; workers may be stopped now; "
         f"go on: streamcrawl resume {crawl_name} --redis {redis_server.url}\n"
     )
     assert await fields(crawl, "paused") == [b"1"] * SHARDS

@@ -153,7 +153,7 @@ async def _drain(
         _write_json(name, ending=word, exit_code=int(code), queued=waiting, left=left or {})
     elif word == "DRAINED":
         # What was handed out and has not been taken yet is nobody's; the next run takes it.
-        waiting += sum((left or {}).values())
+        waiting += (left or {}).get("fetch", 0)
         how = "at rest, nothing is in any hand" if at.is_at_rest else "drained"
         stop = "" if at.is_at_rest else "; workers may be stopped now"
         write(f"crawl {name}: {how}, {counted(waiting, 'page')} still to fetch{stop}; go on: {at.command('resume')}")

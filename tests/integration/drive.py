@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.supervisor import ChildProcess
 
 OUTPUT: Final = "out"
@@ -68,9 +68,11 @@ class DeadLetter(NamedTuple):
 class CrawlRun:
     """One run of a crawl: its supervisor, its state in Redis, what it said."""
 
-    def __init__(self, frontier: Frontier, supervisor: Supervisor, processes: int, log: list[str]) -> None:
+    def __init__(self, crawl: Shards, supervisor: Supervisor, processes: int, log: list[str]) -> None:
         self._processes = processes
-        self.frontier = frontier
+        self.crawl = crawl
+        self.frontier = crawl.first
+        """Of crawls of one shard."""
         self.supervisor = supervisor
         self.log = log
         self._task = asyncio.create_task(supervisor.run(), name="supervisor")
@@ -113,13 +115,20 @@ class CrawlRun:
         await until(lambda: len(self.workers()) >= self._processes, "the children to start")
 
     async def totals(self) -> dict[str, int]:
-        raw: Any = await self.frontier.client.hgetall(self.frontier.keys.totals)
-        return {field.decode(): int(value) for field, value in raw.items() if int(value)}
+        """Return all counts, of all shards together."""
+        found: Counter[str] = Counter()
+        for frontier in self.crawl:
+            raw: Any = await frontier.client.hgetall(frontier.keys.totals)
+            found.update({field.decode(): int(value) for field, value in raw.items() if int(value)})
+        return dict(found)
 
     async def dead(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first."""
         letters = []
-        raw: Any = await self.frontier.client.xrange(self.frontier.keys.dead)
+        raw: list[Any] = []
+        for frontier in self.crawl:
+            found: Any = await frontier.client.xrange(frontier.keys.dead)
+            raw += found
         for _, fields in raw:
             text = {field.decode(): value.decode() for field, value in fields.items()}
             _, _, kind, path, *_ = msgspec.json.decode(text["task"])
@@ -128,10 +137,11 @@ class CrawlRun:
 
     async def check(self) -> None:
         """Check that accounts hold, by the tests' own count and by audit, and that every key is a known one."""
-        await assert_accounts(self.frontier)
-        await assert_known_keys(self.frontier)
-        report = await audit(self.frontier)
-        assert report.is_sound, "\n".join(report.faults)
+        for frontier in self.crawl:
+            await assert_accounts(frontier)
+            await assert_known_keys(frontier)
+            report = await audit(frontier)
+            assert report.is_sound, "\n".join(report.faults)
 
 
 @asynccontextmanager
@@ -156,21 +166,22 @@ async def crawling(
         )
         tuned, _ = await tune(crawl, name, {} if is_new else changes)
         await crawl.reconcile()
-        todo = Links()
+        todo = [Links() for _ in crawl]
         for seed in seeds:
             url = canonical_url(seed)
             assert url is not None, seed
             host, path = split_url(url)
-            todo.add(CrawlTask(host=host, path=path))
-        while todo:
-            word, _ = await crawl.first.offer(todo.take(LINKS_PER_CALL))
-            assert word == "OK", word
+            todo[crawl.index_of(host)].add(CrawlTask(host=host, path=path))
+        for frontier, links in zip(crawl, todo, strict=True):
+            while links:
+                word, _ = await frontier.offer(links.take(LINKS_PER_CALL))
+                assert word == "OK", word
         await crawl.first.control(closed=1)
         scope = Scope.from_settings(settings, seeds).state()
         supervisor = Supervisor(
             redis_url, settings, crawl, scope=scope, sinks=sinks, version=tuned.version, log=log.append
         )
-        run = CrawlRun(crawl.first, supervisor, settings.processes, log)
+        run = CrawlRun(crawl, supervisor, settings.processes, log)
         try:
             yield run
         finally:

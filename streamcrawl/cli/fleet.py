@@ -28,7 +28,7 @@ from streamcrawl.store.embedded import LOCK_WAIT_S
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import delete_crawl, join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
-from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -118,34 +118,39 @@ def resume(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str,
 
 def drain(name: str, redis_url: str | None, *, timeout_ms: int, is_json: bool, place: tuple[str, ...]) -> ExitCode:
     """Pause, and wait until every stream of every shard is empty."""
-    return asyncio.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
+    try:
+        return asyncio.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
+    except KeyboardInterrupt:
+        click.echo(f"streamcrawl: interrupted; crawl {name} stays paused until `streamcrawl resume`", err=True)
+        return ExitCode.STOPPED
 
 
 async def _drain(
     name: str, redis_url: str | None, timeout_ms: int, *, is_json: bool, options: tuple[str, ...]
 ) -> ExitCode:
-    deadline = time.monotonic() + timeout_ms / 1000
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().call_later(timeout_ms / 1000, is_over.set)
     async with _place(name, redis_url, options) as at:
         with Showing(is_quiet=is_json) as showing:
             patience = Patience("drain", showing.say)
-            await until_answered(lambda: at.crawl.control(paused="1"), patience)
+            await until_answered(lambda: at.crawl.control(paused="1"), patience, is_over)
             is_warned = False
             while True:
-                left = await until_answered(lambda: _in_streams(at.crawl, name), patience)
+                left = await until_answered(lambda: _in_streams(at.crawl, name), patience, is_over)
                 if left is None:
                     word = "RESUMED"
                     break
                 if at.is_at_rest or not any(left.values()):
                     word = "DRAINED"
                     break
-                if time.monotonic() >= deadline:
+                if is_over.is_set():
                     word = "TIMEOUT"
                     break
-                if not is_warned and not await _is_anyone_alive(at):
+                if not is_warned and not await until_answered(lambda: _is_anyone_alive(at), patience, is_over):
                     is_warned = True
                     showing.say(f"no worker is alive: nobody takes what waits; start some: {at.start()}")
                 showing.show(f"draining {name}: {_in_words(left)}")
-                await asyncio.sleep(LOOK_S)
+                await sleep_or_stop(is_over, LOOK_S)
         status = await read_status(at.crawl.client, name)
     code = ExitCode.DONE if word == "DRAINED" else ExitCode.STOPPED
     waiting = status.page("queued") + status.page("delayed")

@@ -13,6 +13,7 @@ import pytest
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.settings import CLASSES, Given, SettingClass, key_of, make_settings
+from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
@@ -224,6 +225,40 @@ async def test_drain_does_not_take_the_word_of_somebody_else_for_its_end(
             result = draining.wait()
             assert result.code == ExitCode.STORE_UNAVAILABLE
             assert "was deleted or begun afresh by someone else meanwhile\n" in result.err
+
+
+async def test_interrupted_drain_says_that_the_crawl_stays_paused(
+    command: Command, redis_server: RedisServer, crawl_name: str, open_by_hand: OpenCrawl
+) -> None:
+    crawl = await open_by_hand()
+    await offer(crawl)
+    await dispatch(crawl)
+    with command.start("drain", crawl_name, "--redis", redis_server.url) as draining:
+        draining.until(lambda: "no worker is alive" in draining.err, "it waits")
+        draining.interrupt()
+        result = draining.wait()
+    assert result.code == ExitCode.STOPPED
+    said = f"streamcrawl: interrupted; crawl {crawl_name} stays paused until `streamcrawl resume`\n"
+    assert result.err.endswith(said)
+    assert "Traceback" not in result.err
+
+
+async def test_drain_waits_for_a_store_that_is_away_but_not_beyond_its_timeout(
+    command: Command, crawl_name: str
+) -> None:
+    with RedisServer() as server:
+        client = connect(server.url)
+        crawl, _ = await open_crawl(client, make_settings(**fast(crawl_name)))
+        await Lab(crawl.first).offer("http://a.test/")
+        await dispatch(crawl)
+        await client.aclose()
+        with command.start("drain", crawl_name, "--redis", server.url, "--timeout", "4s") as draining:
+            draining.until(lambda: "no worker is alive" in draining.err, "it waits")
+            server.kill9()
+            result = draining.wait()
+    assert result.code == ExitCode.STORE_UNAVAILABLE
+    assert result.err.count("drain: Redis does not answer now (") == 1
+    assert result.err.splitlines()[-1].startswith("streamcrawl: Redis does not answer now (")
 
 
 # -- close

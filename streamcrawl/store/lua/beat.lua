@@ -36,7 +36,8 @@ end
 local total, rows = 0, call('HGETALL', P .. 'workers')
 for i = 1, #rows, 2 do
   local beat, slots = string.match(rows[i + 1], '^(%d+) (%d+) ')
-  if beat and math.abs(wall - tonumber(beat)) < 3 * lease then total = total + tonumber(slots)
+  -- The stamp is wall time: after a clock that jumped all look dead, and would be without slots until their next beat.
+  if beat and (math.abs(wall - tonumber(beat)) < 3 * lease or is_after_gap(lease)) then total = total + tonumber(slots)
   else call('HDEL', P .. 'workers', rows[i]) end
 end
 call('HSET', KEYS[1], 'slots', total)

@@ -89,7 +89,6 @@ async def test_usual_urls_are_taken(url: str) -> None:
         ("", "redis://HOST"),
         ("localhost:6379", "redis://HOST"),
         ("http://localhost", "redis://HOST"),
-        ("redis+sentinel://localhost", "redis://HOST"),
         ("redis://localhost:port", "host or port"),
         ("redis://localhost:99999", "host or port"),
         ("redis://localhost:0", "port 0"),

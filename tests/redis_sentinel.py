@@ -89,7 +89,9 @@ class Replicated:
             master, replica = self.servers
             with redis.Redis(port=replica.port) as client:
                 client.execute_command("REPLICAOF", "127.0.0.1", master.port)
-                _until(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows its master")
+                _until(
+                    lambda: client.info("replication")["master_link_status"] == "up", "the replica follows its master"
+                )
             # They read the list of replicas from the master: one that comes later is noticed later.
             self.sentinels = [stack.enter_context(SentinelServer(master.port)) for _ in range(3)]
             for sentinel in self.sentinels:

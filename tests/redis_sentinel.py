@@ -1,7 +1,7 @@
 """A master, its replica and three Sentinels on loopback: real processes, and a failover within seconds.
 
-Start at `Replicated`. What it starts ends with it. The Sentinels ping, publish and vote ten times as often as they
-usually do, so that a failover takes a second and not ten; how they decide is untouched.
+Start at `Replicated`. What it starts ends with it. The Sentinels ping, publish and vote more often than they
+usually do, so that a failover takes two seconds and not ten; how they decide is untouched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MASTER: Final = "crawls"
 DOWN_AFTER_MS: Final = 1000
 """Far more than a machine under load keeps a server waiting; a failover that nobody caused would spoil a test."""
-_PERIODS_MS: Final = {"ping-period": 100, "publish-period": 200, "info-period": 200, "ask-period": 200}
+# A replica counts as a successor for five ping periods after its last INFO, which comes every second then.
+_PERIODS_MS: Final = {"ping-period": 400, "publish-period": 200, "info-period": 200, "ask-period": 200}
 _AT_ONCE: Final = {"repl-diskless-sync-delay": "0"}
 """A master waits 5 s for further replicas before it serves the first."""
 _WAIT_S: Final = 30.0
@@ -106,6 +107,16 @@ class Replicated:
     def url(self) -> str:
         places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{places}/{MASTER}/0"
+
+    def cut_replica_off(self) -> None:
+        """Let the replica hear nothing more: what the master acknowledges from now on is lost when it dies.
+
+        A paused replica would not do: what waits in its socket survives the master.
+        """
+        master, replica = self.servers
+        with redis.Redis(port=replica.port) as one, redis.Redis(port=master.port) as other:
+            one.config_set("masterauth", "not the password")
+            other.client_kill_filter(_type="replica")
 
     def until_master(self, server: RedisServer) -> None:
         """Wait until every Sentinel that runs names this server as the master."""

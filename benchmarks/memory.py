@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect, wait_for_server
-from streamcrawl.store.frontier import LINKS_PER_CALL, Frontier, Links, open_crawl
+from streamcrawl.store.frontier import LINKS_PER_CALL, Frontier, Links, open_shard
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -169,7 +169,7 @@ async def fresh_frontier(client: Redis, name: str, make: Callable[[int], CrawlTa
     """Return a new crawl that has run its script once, and the memory in use then: what the URLs are set against."""
     await client.flushall()
     settings = make_settings(name=name, obey_robots=False, frontier_max=10 * SEEN_FULL)
-    frontier, _ = await open_crawl(client, settings)
+    frontier, _ = await open_shard(client, settings)
     await offer_all(frontier, range(-1, 0), make)
     return frontier, await used_bytes(client)
 

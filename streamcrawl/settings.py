@@ -1,34 +1,45 @@
-"""Every setting of a crawl, in one frozen object: defaults < environment < flags.
+"""Every setting of a crawl, in one frozen object: defaults < TOML file < environment < flags.
 
-Two classes. *Identity* settings say what the crawl is; a worker whose identity differs from the stored one is refused.
-*Tunable* settings may differ from one run to the next. Durations are int milliseconds and sizes int bytes in here;
-seconds and units exist only at the edges (`parse_duration_ms`, `parse_size_bytes`).
-Every bound names its reason.
+`gather` reads what was given and remembers where (`Given`), `make_settings` merges that over the defaults and checks
+the values; start at those two. `CLASSES` says of each setting whether and how it may change once its crawl exists.
+Durations are int milliseconds and sizes int bytes in here; seconds and units exist only at the edges (`read_value`
+and its inverse `show_value`). Never reads or writes Redis. Every bound names its reason.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
 import msgspec
 
 from streamcrawl.errors import ConfigError
 
-SCHEMA: Final = 1
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+SCHEMA: Final = 2
 """Version of everything stored in Redis; a crawl of another schema is refused."""
 
 ENVIRONMENT_PREFIX: Final = "STREAMCRAWL_"
-IDENTITY: Final = ("shards",)
+CONFIG_MAX_BYTES: Final = 1_000_000
+"""Of a settings file: a log or a device that was named by mistake must not fill the memory."""
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*$")
+# Fifteen digits: more overflow a float, and no crawl lasts 30,000 years.
+_DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d|w)?\s*$")
 _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])?(i?)[bB]?\s*$")
+_SIZE = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kKmMgGtT])?(i?)[bB]?\s*$")
 _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+_NONE: Final = ("none", "no limit")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,13 +112,151 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- bounds of the store
     frontier_max: int = 20_000_000
+    seeds_waiting_max: int = 2_000_000
+    """Seeds that are not ended yet, beyond which whoever feeds more waits: some 400 MB of Redis."""
     memory_max_bytes: int | None = None
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for every worker of a crawl."""
-        return {field: getattr(self, field) for field in IDENTITY}
+        return {field: getattr(self, field) for field in fields_of(SettingClass.IDENTITY)}
+
+
+class SettingClass(StrEnum):
+    """How a setting may change once its crawl exists."""
+
+    IDENTITY = "identity"
+    """Says what the crawl is: fixed when it is created, and a worker that comes with another value is refused."""
+    TUNABLE = "tunable"
+    """Belongs to the crawl and is kept in Redis: changed live, in force everywhere within a second."""
+    RESTING = "resting"
+    """Belongs to the crawl too, but may change only while no worker of it is alive."""
+    LOCAL = "local"
+    """Of one machine: each command that runs workers has its own."""
+
+
+_IDENTITY, _TUNABLE, _RESTING, _LOCAL = SettingClass
+
+CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
+    "shards": (_IDENTITY, "it decides in which shard each host's tasks and fingerprints lie"),
+    "scope": (
+        _TUNABLE,
+        "tested when a link is found; a link that was out is not marked seen, so a wider scope finds it",
+    ),
+    "allow": (_TUNABLE, "tested when a link is found"),
+    "deny": (_TUNABLE, "tested when a link is found"),
+    "depth_max": (_TUNABLE, "tested when a link is found"),
+    "pages_max": (_TUNABLE, "read at every dispatch"),
+    "pages_per_host_max": (
+        _TUNABLE,
+        "read whenever a host is looked at; raised, it brings nothing back that was left out",
+    ),
+    "url_max_bytes": (_TUNABLE, "tested when a link is found"),
+    "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
+    "host_concurrency": (
+        _RESTING,
+        "a worker that believes in one fetch at a time asks for no start, so a second one would not wait for the delay",
+    ),
+    "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
+    "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
+    "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
+    "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
+    "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
+    "timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "connect_timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
+    "redirects_max": (_TUNABLE, "applied to the next redirect"),
+    "links_max": (_TUNABLE, "applied to the next page"),
+    "attempts_max": (_TUNABLE, "asked when a try has failed"),
+    "retry_base_ms": (_TUNABLE, "asked when a try has failed"),
+    "retry_max_ms": (_TUNABLE, "asked when a try has failed"),
+    "host_backoff_base_ms": (_TUNABLE, "asked when a host has not answered"),
+    "host_backoff_max_ms": (_TUNABLE, "asked when a host has not answered"),
+    "host_give_up_ms": (_TUNABLE, "every search for hosts to give up brings it along"),
+    "host_give_up_idle_ms": (_TUNABLE, "every search for hosts to give up brings it along"),
+    "crashes_max": (_TUNABLE, "read whenever an entry is taken back"),
+    "handler_timeout_ms": (_TUNABLE, "applied to the next page"),
+    "processes": (_LOCAL, "as many as this machine has cores for"),
+    "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
+    "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
+    "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
+    "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
+    "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
+    "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
+    "memory_max_bytes": (_TUNABLE, "compared at every look at the memory"),
+    "sink_waiting_max": (_TUNABLE, "compared at every commit"),
+}
+"""The class of every setting, and why: what it would break, or where a new value takes hold. `name` has none."""
+
+
+def fields_of(kind: SettingClass) -> tuple[str, ...]:
+    """Return the settings of a class, in the order of declaration."""
+    return tuple(field for field, (its, _) in CLASSES.items() if its is kind)
+
+
+# -- names
+
+_OPTION_OF: Final = {
+    "depth_max": "--depth",
+    "pages_max": "--max-pages",
+    "pages_per_host_max": "--max-pages-per-host",
+    "body_max_bytes": "--max-body",
+    "obey_robots": "--robots",
+}
+"""Options that are not called like the environment variable."""
+_OTHER_KEYS: Final[dict[str, type]] = {
+    "redis": str, "name": str, "output": str, "seeds": str, "json": bool, "quiet": bool, "debug": bool,
+}  # fmt: skip
+"""What a settings file may say besides settings: options of commands that have an environment variable too."""
+
+
+def key_of(field: str) -> str:
+    """Return what a setting is called in a settings file, and in upper case in the environment: `delay`."""
+    return field.removesuffix("_ms").removesuffix("_bytes")
+
+
+def variable_of(field: str) -> str:
+    """Return the environment variable of a setting: STREAMCRAWL_DELAY for `delay_ms`."""
+    return ENVIRONMENT_PREFIX + key_of(field).upper()
+
+
+def option_of(field: str) -> str:
+    """Return the command-line option of a setting: `--delay` for `delay_ms`."""
+    return _OPTION_OF.get(field, "--" + key_of(field).replace("_", "-"))
+
+
+def field_of(name: str) -> str:
+    """Return the field of a setting by any of its names: `delay`, `--delay`, `STREAMCRAWL_DELAY` or `delay_ms`.
+
+    Raises:
+        ConfigError: there is none of this name; the message has the nearest.
+    """
+    plain = _plain(name)
+    if plain not in _FIELD_BY_NAME:
+        raise ConfigError(f"there is no setting {name[:80]!r}; the nearest is {_nearest(plain, _KEYS)!r}")
+    return _FIELD_BY_NAME[plain]
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().removeprefix("--").removeprefix(ENVIRONMENT_PREFIX.lower()).replace("-", "_")
+
+
+_KEYS: Final = tuple(map(key_of, CLASSES))
+_FIELD_BY_NAME: Final = {name: field for field in CLASSES for name in (field, key_of(field), _plain(option_of(field)))}
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like `name`."""
+    if _plain(name) in _FIELD_BY_NAME:
+        return key_of(_FIELD_BY_NAME[_plain(name)])
+    from difflib import get_close_matches  # only for a mistake
+
+    return get_close_matches(_plain(name)[:80], list(known), n=1, cutoff=0.0)[0]
+
+
+# -- values as people write them
 
 
 def parse_duration_ms(text: str) -> int:
@@ -146,6 +295,265 @@ def check_name(name: str) -> str:
     return name
 
 
+_Kind = Literal["duration", "size", "number", "switch", "list", "choice", "text"]
+_FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
+_SIZE_UNITS: Final = [
+    (base**power, f"{letter}B")
+    for power, letters in ((4, ("Ti", "T")), (3, ("Gi", "G")), (2, ("Mi", "M")), (1, ("Ki", "k")))
+    for base, letter in zip((1024, 1000), letters, strict=True)
+]
+
+
+def _kind(field: str) -> _Kind:
+    """Return how people write a setting."""
+    if field.endswith("_ms"):
+        return "duration"
+    if field.endswith("_bytes"):
+        return "size"
+    held = _FIELDS[field].type
+    kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
+    return "list" if held == tuple[str, ...] else kinds.get(held, "text")
+
+
+def read_value(field: str, text: str) -> Any:
+    """Return the value of a setting as its field holds it, from the way people write it.
+
+    Durations and sizes may carry units; without one they are seconds and bytes. What need not be set takes `none`, and
+    so does a list, whose members stand between spaces.
+
+    Raises:
+        ConfigError: the text is no such value; the message does not name the setting.
+    """
+    text, kind = text.strip(), _kind(field)
+    if text.lower() in _NONE and _FIELDS[field].default is None:
+        return None
+    if kind == "duration":
+        return parse_duration_ms(text)
+    if kind == "size":
+        return parse_size_bytes(text)
+    if kind == "number":
+        return _read_number(text)
+    if kind == "switch":
+        return _read_switch(text)
+    if kind == "list":
+        return () if text.lower() == "none" else tuple(text.split())
+    if kind == "choice" and text not in get_args(ScopeKind):
+        raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
+    return text
+
+
+def show_value(field: str, value: Any) -> str:
+    """Return a value as people write it, `1s`, `10MB`, `no limit`; `read_value` reads it back."""
+    kind = _kind(field)
+    if value is None:
+        return "no limit" if field.endswith("_max") else "none"
+    if kind == "duration":
+        # Weeks are left out: 7d says more.
+        for unit in ("d", "h", "m", "s"):
+            if value and value % _DURATION_MS[unit] == 0:
+                return f"{value // _DURATION_MS[unit]}{unit}"
+        return f"{value}ms" if value else "0s"
+    if kind == "size":
+        return next(
+            (f"{value // size}{unit}" for size, unit in _SIZE_UNITS if value and value % size == 0), f"{value}B"
+        )
+    if kind == "switch":
+        return "yes" if value else "no"
+    if kind == "list":
+        return " ".join(value) or "none"
+    return str(value)
+
+
+def parse_setting(name: str, text: str) -> tuple[str, Any]:
+    """Return the field and the value of one `NAME=VALUE`, the name as `field_of` takes it.
+
+    The value is written as in a settings file; a number without a unit counts as milliseconds when the name ends in
+    `_ms`. An empty one means the default. Whether the value will do is asked by `make_settings`.
+
+    Raises:
+        ConfigError: there is no such setting, or the text is no value of it.
+    """
+    field = field_of(name)
+    text = text.strip()
+    if not text:
+        return field, _FIELDS[field].default
+    if _plain(name).endswith("_ms") and _WHOLE.fullmatch(text):
+        text += "ms"
+    try:
+        return field, read_value(field, text)
+    except ConfigError as error:
+        raise ConfigError(f"{key_of(field)}: {error}") from error
+
+
+def _read_number(text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        raise ConfigError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _read_switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ConfigError(f"{text!r} is neither yes nor no")
+    return _SWITCH[text.lower()]
+
+
+def compile_pattern(said: str, pattern: str) -> re.Pattern[str]:
+    """Compile a regular expression given by a user as `said`, or raise ConfigError that shows where it breaks."""
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{said} {pattern!r} is not a regular expression: {error}") from error
+
+
+# -- where values come from
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value and who gave it, as a phrase for people: `--delay`, `STREAMCRAWL_DELAY`, `crawl.toml`, `settings set`."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What a TOML file says, checked for spelling and type."""
+
+    path: str
+    settings: dict[str, Given]
+    """By field."""
+    options: dict[str, str | bool]
+    """What is no setting (redis, name, output, seeds, json, quiet, debug), by key."""
+
+
+def gather(
+    flags: Mapping[str, Any],
+    *,
+    config: Path | ConfigFile | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, Given]:
+    """Return the settings that were given, by field, each from the strongest source: flags > environment > file.
+
+    Their spelling and types are right; whether each value will do is asked by `make_settings`. What is not given
+    anywhere is absent. Empty text in the file or the environment counts as not given, and variables of other names are
+    left alone.
+
+    Args:
+        flags: By field, durations and sizes as ints of the field's unit; None and () mean "not given". A `Given` is
+            taken with its own source, and its None counts: no limit.
+        config: A TOML file, or one that has been read.
+
+    Raises:
+        ConfigError: a name that is no setting (not in the environment), text that is no value, an unreadable file.
+    """
+    found: dict[str, Given] = {}
+    if config is not None:
+        found |= (config if isinstance(config, ConfigFile) else read_config(config)).settings
+    for field in CLASSES:
+        text = environment.get(variable_of(field), "")
+        if text.strip():
+            try:
+                found[field] = Given(read_value(field, text), variable_of(field))
+            except ConfigError as error:
+                raise ConfigError(f"{variable_of(field)}: {error}") from error
+    for field, value in flags.items():
+        if isinstance(value, Given):
+            found[field] = _typed(field, value)
+        elif value not in (None, ()):
+            is_off = field == "obey_robots" and not value
+            found[field] = _typed(field, Given(value, "--no-robots" if is_off else option_of(field)))
+    return found
+
+
+def read_config(path: Path) -> ConfigFile:
+    """Read a TOML file: the names of the environment in lower case, values as there or as TOML has them.
+
+    Numbers are seconds and bytes, `allow` and `deny` are lists. No message repeats a value of what is no setting: it
+    may be a URL with a password.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML (the line is named), or says something unknown or impossible.
+    """
+    import tomllib  # 5 ms that only a file needs
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(CONFIG_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
+    if len(data) > CONFIG_MAX_BYTES:
+        raise ConfigError(f"--config {path} is larger than 1 MB: that is no settings file")
+    try:
+        table = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: not UTF-8 text (at line {line})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f'{path}: {error}; write a line as delay = "0.5s", with quotes around text') from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply") from error
+    settings: dict[str, Given] = {}
+    options: dict[str, str | bool] = {}
+    for key, value in table.items():
+        if value == "":
+            continue
+        try:
+            if key in _OTHER_KEYS:
+                options[key] = _read_other(key, value)
+            elif key in _KEYS:
+                field = _FIELD_BY_NAME[key]
+                settings[field] = Given(_read_toml(field, value), str(path))
+            elif isinstance(value, dict):
+                raise ConfigError("there are no tables in a settings file; write its settings at the top")
+            else:
+                raise ConfigError(f"there is no such setting; the nearest is {_nearest(key, (*_KEYS, *_OTHER_KEYS))!r}")
+        except ConfigError as error:
+            shown = key if key in _KEYS or key in _OTHER_KEYS else repr(key[:80])
+            raise ConfigError(f"{path}: {shown}: {error}") from error
+    return ConfigFile(str(path), settings, options)
+
+
+def _read_toml(field: str, value: Any) -> Any:
+    kind = _kind(field)
+    if isinstance(value, list) and kind == "list" and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if isinstance(value, str):
+        return read_value(field, value)
+    if kind in ("text", "choice", "list") or not isinstance(value, int | float):
+        wanted = {"list": 'a list of texts: ["…", "…"]', "text": "text in quotes", "choice": "text in quotes"}
+        raise ConfigError(f"write {wanted.get(kind, 'a number, or text in quotes')}")
+    return read_value(field, str(value))
+
+
+def _read_other(key: str, value: Any) -> str | bool:
+    if _OTHER_KEYS[key] is str:
+        if not isinstance(value, str):
+            raise ConfigError("write text in quotes")
+        return value
+    if isinstance(value, bool):
+        return value
+    raise ConfigError("write true or false")
+
+
+def _typed(field: str, one: Given) -> Given:
+    """Return the same with the value in its field's own type; text is taken only where it is one number or word.
+
+    Raises:
+        ConfigError: there is no such setting, or its type cannot be had.
+    """
+    if field not in _FIELDS:
+        raise ConfigError(f"there is no setting {field!r}; the nearest is {_nearest(field, _KEYS)!r}")
+    try:
+        return Given(msgspec.convert(one.value, _FIELDS[field].type, strict=False), one.source)
+    except msgspec.ValidationError as error:
+        shown = f"{one.source} {one.value!r}" if one.source else f"{field}={one.value!r}"
+        raise ConfigError(f"{shown} will not do: {str(error)[:1].lower()}{str(error)[1:]}") from error
+
+
+# -- values that will do
+
+
 _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
@@ -153,71 +561,80 @@ _AT_LEAST: Final[dict[str, int]] = {
     "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
     "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
     "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
-    "frontier_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
+    "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
 
-_AT_MOST: Final[dict[str, int]] = {"processes": 1024, "concurrency": 10_000, "host_concurrency": 10_000}
+_AT_MOST: Final[dict[str, int]] = {
+    "processes": 1024,
+    "concurrency": 10_000,
+    "host_concurrency": 10_000,
+    # Every worker reads every shard, and each audit, count and end asks all of them.
+    "shards": 256,
+}
 """Beyond these one machine only runs out of descriptors and memory."""
+_NUMBER_MAX: Final = 2**53 - 1
+"""Of any other number: Lua keeps them as doubles."""
 
 
-def make_settings(**values: Any) -> Settings:
-    """Return checked Settings: the given values over the environment (`STREAMCRAWL_<FIELD>`) over the defaults.
+@overload
+def make_settings(name: str, given: Mapping[str, Any], **values: Any) -> Settings: ...
 
-    A given None means "not given". Durations and sizes in the environment may carry units.
+
+@overload
+def make_settings(**values: Any) -> Settings: ...
+
+
+def make_settings(name: str = "", given: Mapping[str, Any] | None = None, **values: Any) -> Settings:
+    """Return checked Settings: `values` over `given` over the defaults.
+
+    Args:
+        name: Of the crawl.
+        given: What `gather` returned, or plain values, by field; then the environment is not read. Without it, what the
+            environment gives. A plain None means "not given".
+        values: The same, plain: durations in ms, sizes in bytes.
 
     Raises:
-        ConfigError: a value that cannot be, naming the setting, the value and what would do.
+        ConfigError: a value that cannot be, naming where it was given, the value and what would do.
     """
-    given = {key: value for key, value in values.items() if value is not None}
-    merged = from_environment(os.environ) | given
-    try:
-        settings = msgspec.convert(merged, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"settings: {error}") from error
-    check_name(settings.name)
-    for field, least in _AT_LEAST.items():
-        value = getattr(settings, field)
-        if value is not None and value < least:
-            raise ConfigError(f"{field}={value} will not do: the least is {least}")
-    for field, most in _AT_MOST.items():
-        if getattr(settings, field) > most:
-            raise ConfigError(f"{field}={getattr(settings, field)} will not do: the most is {most}")
-    if settings.shards > 1:
-        raise ConfigError(
-            f"shards={settings.shards} will not do: this version keeps a crawl in one shard; leave it out"
-        )
-    for field in ("allow", "deny"):
-        for pattern in getattr(settings, field):
-            compile_pattern(field, pattern)
-    if "\n" in settings.user_agent or "\r" in settings.user_agent or not settings.user_agent.strip():
-        raise ConfigError("user_agent must be one line that is not empty")
-    return settings
+    merged = {
+        **(gather({}) if given is None else given),
+        **{key: one for key, one in values.items() if one is not None},
+    }
+    found = {
+        field: _typed(field, one if isinstance(one, Given) else Given(one, ""))
+        for field, one in merged.items()
+        if one is not None
+    }
+    check_name(name)
+    for field, one in found.items():
+        _check(field, one)
+    return Settings(name=name, **{field: one.value for field, one in found.items()})
 
 
-def compile_pattern(option: str, pattern: str) -> re.Pattern[str]:
-    """Compile a regular expression given by a user, or raise ConfigError that shows where it breaks."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"--{option} {pattern!r} is not a regular expression: {error}") from error
+def _check(field: str, one: Given) -> None:
+    value = one.value
+    if isinstance(value, int) and field in _AT_LEAST:
+        least, most = _AT_LEAST[field], _AT_MOST.get(field, _NUMBER_MAX)
+        if not least <= value <= most:
+            limit, word = (least, "least") if value < least else (most, "most")
+            shown = show_value(field, limit) if one.source else limit
+            raise ConfigError(f"{_said(field, one)} will not do: the {word} is {shown}")
+    elif _kind(field) == "list":
+        for pattern in value:
+            compile_pattern(_where(field, one), pattern)
+    elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
+        raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
 
 
-def from_environment(environment: os._Environ[str] | dict[str, str]) -> dict[str, Any]:
-    """Return the settings that the environment gives, by field name; variables of other names are left alone."""
-    found: dict[str, Any] = {}
-    for field in Settings.__struct_fields__:
-        text = environment.get(ENVIRONMENT_PREFIX + field.removesuffix("_ms").removesuffix("_bytes").upper())
-        if text is None or field == "name":
-            continue
-        if field.endswith("_ms"):
-            found[field] = parse_duration_ms(text)
-        elif field.endswith("_bytes"):
-            found[field] = parse_size_bytes(text)
-        elif field in ("allow", "deny"):
-            found[field] = tuple(text.split())
-        elif field == "obey_robots":
-            found[field] = text.strip().lower() not in ("0", "false", "no", "off")
-        else:
-            found[field] = text
-    return found
+def _where(field: str, one: Given) -> str:
+    """Return what a message calls the setting: as it was written where it was given."""
+    if not one.source:
+        return field
+    is_name = one.source.startswith(("--", ENVIRONMENT_PREFIX))
+    return one.source if is_name else f"{one.source}: {key_of(field)}"
+
+
+def _said(field: str, one: Given) -> str:
+    between = " " if one.source.startswith("--") else "="
+    return f"{_where(field, one)}{between}{show_value(field, one.value) if one.source else one.value}"

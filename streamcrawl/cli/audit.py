@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import click
 
-from streamcrawl.cli.options import CONTEXT, GroupedCommand, GroupedOption, debug_option, guarded, redis_option
+from streamcrawl.cli.options import (
+    CONTEXT,
+    GroupedCommand,
+    GroupedOption,
+    config_option,
+    debug_option,
+    guarded,
+    redis_option,
+)
 
 
 @click.command("audit", cls=GroupedCommand, context_settings=CONTEXT)
 @click.argument("name")
 @redis_option(help="Redis that keeps the crawl. Default: ./.streamcrawl. [STREAMCRAWL_REDIS]")
 @click.option("--json", "is_json", is_flag=True, cls=GroupedOption, help="One JSON object on standard output.")
+@config_option()
 @debug_option()
 @guarded
 def command(name: str, redis_url: str | None, is_json: bool, debug: bool) -> int:

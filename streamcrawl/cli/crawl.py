@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,13 +11,15 @@ from streamcrawl.cli.options import (
     Duration,
     GroupedCommand,
     GroupedOption,
+    Limit,
+    OnePath,
     Size,
+    config_option,
     debug_option,
     guarded,
     redis_option,
-    variable,
 )
-from streamcrawl.settings import ENVIRONMENT_PREFIX
+from streamcrawl.settings import ENVIRONMENT_PREFIX, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ def _only_output(_: click.Context, __: click.Parameter, paths: tuple[str, ...]) 
     """Return the one path that was given; click by itself would take the last of several and say nothing."""
     if len(paths) > 1:
         raise click.BadParameter(f"{' and '.join(paths)}: only one output can be written")
-    return paths[0] if paths else os.environ.get(ENVIRONMENT_PREFIX + "OUTPUT") or None
+    return paths[0] if paths else None
 
 
 def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
@@ -82,8 +83,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 @_option(
     "--depth",
     "depth_max",
-    type=int,
-    metavar="N",
+    type=Limit(),
+    metavar="N|none",
     group=START,
     setting="depth_max",
     help="Follow links at most N steps from a seed; 0 fetches the seeds only. Default: any depth.",
@@ -91,8 +92,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 @_option(
     "--max-pages",
     "pages_max",
-    type=int,
-    metavar="N",
+    type=Limit(),
+    metavar="N|none",
     group=START,
     setting="pages_max",
     help="Stop after N pages (exit code 3); go on later with a larger N. Default: no limit.",
@@ -100,8 +101,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 @_option(
     "--max-pages-per-host",
     "pages_per_host_max",
-    type=int,
-    metavar="N",
+    type=Limit(),
+    metavar="N|none",
     group=START,
     setting="pages_per_host_max",
     help="Leave out what a host has beyond N pages. Default: no limit.",
@@ -110,6 +111,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "-o",
     "--output",
     metavar="FILE.jsonl",
+    type=OnePath(),
+    envvar=ENVIRONMENT_PREFIX + "OUTPUT",
     multiple=True,
     callback=_only_output,
     group=OUTPUT,
@@ -153,11 +156,12 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Fetches of one host at a time, over all machines. Default: 1.",
 )
 @_option(
-    "--no-robots",
-    "no_robots",
-    is_flag=True,
+    "--robots/--no-robots",
+    "obey_robots",
+    default=None,
     group=MANNERS,
-    help=f"Do not ask for robots.txt and do not obey it. For sites of your own. [{variable('obey_robots')}=0]",
+    help="Obey robots.txt (the default), or do not even ask for it: for sites of your own. "
+    f"[{variable_of('obey_robots')}=0]",
 )
 @_option(
     "--user-agent",
@@ -175,7 +179,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=MANNERS,
     setting="host_give_up_ms",
     help="Give a host up that has not answered for so long; its pages become dead letters. Default: 1h. Once nothing "
-    f"else is left to do, 5m is enough [{variable('host_give_up_idle_ms')}].",
+    f"else is left to do, 5m is enough [{variable_of('host_give_up_idle_ms')}].",
 )
 @_option(
     "--timeout",
@@ -207,6 +211,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     f"[{ENVIRONMENT_PREFIX}REDIS]",
 )
 @_option(
+    "--shards",
+    type=int,
+    metavar="N",
+    group=PLACE,
+    setting="shards",
+    help="Parts that the crawl is kept in, 1 to 256, by registered domain. Fixed when the crawl is created. "
+    "Default: 1.",
+)
+@_option(
     "--processes",
     type=int,
     metavar="N",
@@ -230,6 +243,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     setting="lease_ms",
     help="How long a machine may be silent before others take over what it had in hand. Default: 30s.",
 )
+@config_option(group=PLACE)
 @_option(
     "--resume",
     is_flag=True,
@@ -262,14 +276,16 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "--redis the maxmemory of that server, which must be set if this is not.",
 )
 @guarded
-def command(**options: Any) -> ExitCode:
+@click.pass_context
+def command(context: click.Context, /, **_: Any) -> ExitCode:
     """Crawl from the given URLs and write every page to a file.
 
     Without --redis nothing else is needed: a private Redis runs as long as the crawl. Ctrl-C stops in order and says
     how to go on; the same command again goes on too. Nothing is lost or fetched twice by a crash at any moment.
 
     Durations are seconds (0.5) or carry a unit (500ms, 2s, 5m, 7d); sizes likewise (10MB, 64MiB). Each option can be
-    set by the environment variable in brackets; an option of the command wins.
+    set by the environment variable in brackets and by a line of the --config file; an option of the command wins over
+    the environment, and that over the file.
 
     \b
     streamcrawl crawl https://example.org/
@@ -279,4 +295,4 @@ def command(**options: Any) -> ExitCode:
     """
     from streamcrawl.cli.crawl_run import CrawlOptions, crawl  # Redis, asyncio and rich: not for --help
 
-    return crawl(CrawlOptions.from_click(options))
+    return crawl(CrawlOptions.from_click(context))

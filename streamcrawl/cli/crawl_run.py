@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 import msgspec
 from rich.console import Console
 
-from streamcrawl.cli.options import write
+from streamcrawl.cli.options import config_of, given_settings, is_typed, write
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreUnavailable
 from streamcrawl.ops.audit import audit
@@ -35,7 +35,7 @@ from streamcrawl.ops.status import Status, counted, number, read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of, split_url
-from streamcrawl.settings import ENVIRONMENT_PREFIX, Settings, from_environment, make_settings
+from streamcrawl.settings import Given, Settings, make_settings
 from streamcrawl.sinks.jsonl import JsonlFile, check_writable
 from streamcrawl.store.connection import mapped_errors, redacted
 from streamcrawl.store.frontier import FETCH_STREAM, Frontier, delete_crawl, open_crawl, script_values, sink_stream
@@ -56,6 +56,7 @@ from streamcrawl.work.supervisor import SinkSpec, Supervisor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import click
     from redis.asyncio import Redis
 
 SEEDS_FOR_SCOPE_MAX: Final = 10_000
@@ -70,7 +71,6 @@ _POLITENESS: Final = {
     "robots": "robots.txt obeyed (1) or not (0)",
 }
 """Fields of the state that scripts and workers must agree on, as a person knows them."""
-_REDIS_VARIABLE: Final = ENVIRONMENT_PREFIX + "REDIS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +86,27 @@ class CrawlOptions:
     is_resume: bool = False
     is_json: bool = False
     is_quiet: bool = False
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Fields of Settings that were given as options."""
+    settings: dict[str, Given] = field(default_factory=dict)
+    """What was given by option, environment or file."""
+    place: tuple[str, ...] = ()
+    """The options that say where the crawl is kept, as they must be typed to resume it; passwords are left out."""
 
     @classmethod
-    def from_click(cls, options: Mapping[str, Any]) -> CrawlOptions:
-        rest = dict(options)
-        own = {name: rest.pop(name) for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
-        is_fresh, is_resume, no_robots = rest.pop("fresh"), rest.pop("resume"), rest.pop("no_robots")
-        del rest["debug"]
-        given = {name: value for name, value in rest.items() if value not in (None, ())}
-        if no_robots:
-            given["obey_robots"] = False
-        return cls(**own, is_fresh=is_fresh, is_resume=is_resume, settings=given)
+    def from_click(cls, context: click.Context) -> CrawlOptions:
+        options, config = context.params, config_of(context)
+        own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        place: list[str] = []
+        if config is not None and is_typed(context, "config"):
+            place += ["--config", config.path]
+        if is_typed(context, "redis_url"):
+            place += ["--redis", redacted(options["redis_url"])]
+        return cls(
+            **own,
+            is_fresh=options["fresh"],
+            is_resume=options["resume"],
+            settings=given_settings(context),
+            place=tuple(place),
+        )
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +118,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     seeds: list[str] = []
     seeds_file: str | None = None
     settings: dict[str, Any] = {}
-    """Only what was given, by option or environment."""
+    """Only what was given, by option, environment or file."""
 
 
 def crawl(options: CrawlOptions) -> ExitCode:
@@ -208,7 +216,7 @@ class _Crawl:
             self._refuse_useless(head)
         self._name = options.name if options.name is not None else self._default_name(head)
         # Before anything is started: a setting that cannot be must not cost the start of a server.
-        settings = make_settings(name=self._name, **options.settings)
+        settings = make_settings(self._name, options.settings)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:
@@ -240,9 +248,7 @@ class _Crawl:
             if stored is None:
                 # Killed between its opening and the storing of its seeds: without them it would end as complete.
                 raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
-            settings = make_settings(
-                **(stored.settings | from_environment(os.environ) | options.settings | {"name": self._name})
-            )
+            settings = make_settings(self._name, {**stored.settings, **options.settings})
             await _set_memory(store, settings)
         if not store.memory_max_bytes and settings.memory_max_bytes is None:
             raise ConfigError(
@@ -322,11 +328,7 @@ class _Crawl:
         return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
 
     def _resume_command(self) -> str:
-        words = ["streamcrawl", "crawl", "--resume", "--name", self._name]
-        url = self._options.redis_url
-        if url is not None and url != os.environ.get(_REDIS_VARIABLE):
-            words += ["--redis", redacted(url)]
-        return shlex.join(words)
+        return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self._name, *self._options.place])
 
     def _sinks(self, stored: Stored | None, *, is_new: bool) -> list[SinkSpec]:
         """Return where the records go: what is given, else what the crawl has, else NAME.jsonl."""
@@ -434,7 +436,7 @@ class _Crawl:
         options = self._options
         before = stored or Stored(scope={}, sinks={})
         has_seeds = bool(options.urls or options.seeds)
-        given = from_environment(os.environ) | options.settings
+        given = {name: one.value for name, one in options.settings.items()}
         seeds_file = options.seeds if options.seeds in (None, STDIN) else _absolute(options.seeds)
         return Stored(
             scope=scope.state(),

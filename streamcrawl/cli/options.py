@@ -9,12 +9,26 @@ import functools
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from streamcrawl.errors import ConfigError, StreamcrawlError
-from streamcrawl.settings import ENVIRONMENT_PREFIX, parse_duration_ms, parse_size_bytes
+from streamcrawl.settings import (
+    CLASSES,
+    ENVIRONMENT_PREFIX,
+    ConfigFile,
+    Given,
+    gather,
+    option_of,
+    parse_duration_ms,
+    parse_size_bytes,
+    read_config,
+    read_value,
+    variable_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +36,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_CONFIG: Final = "streamcrawl.config"
+"""Where a context keeps its settings file."""
 
 
 class Duration(click.ParamType[int]):
@@ -48,6 +64,28 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class Limit(click.ParamType[int | None]):
+    """A whole number, or `none` for no limit, which wins over one that the environment or a file gives."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        try:
+            # Read as any setting that is a number or not set.
+            return value if isinstance(value, int) else cast("int | None", read_value("pages_max", value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class OnePath(click.ParamType[str]):
+    """A path; one from the environment is whole, whatever spaces are in it, where the option may be repeated."""
+
+    name = "path"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        return [rv]
+
+
 class GroupedOption(click.Option):
     """An option under a heading of the help."""
 
@@ -55,7 +93,7 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
         self.group = group
         if setting:
-            self.help = f"{self.help} [{variable(setting)}]"
+            self.help = f"{self.help} [{variable_of(setting)}]"
 
 
 class GroupedCommand(click.Command):
@@ -70,11 +108,6 @@ class GroupedCommand(click.Command):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records, col_max=34)
-
-
-def variable(setting: str) -> str:
-    """Return the environment variable of a setting: STREAMCRAWL_DELAY for `delay_ms`."""
-    return ENVIRONMENT_PREFIX + setting.removesuffix("_ms").removesuffix("_bytes").upper()
 
 
 def guarded(function: F) -> F:
@@ -121,3 +154,67 @@ def redis_option(**kwargs: Any) -> Callable[[F], F]:
 
 def debug_option(**kwargs: Any) -> Callable[[F], F]:
     return click.option("--debug", is_flag=True, help="Show the traceback of an error.", cls=GroupedOption, **kwargs)
+
+
+def config_option(**kwargs: Any) -> Callable[[F], F]:
+    """Give a command `--config FILE`: what the file says holds where neither an option nor the environment says more.
+
+    Settings come by `given_settings`. Any other option with a variable of ours (`--redis`, `--name`, `--output`, …)
+    gets its default from the file. Arguments do not: what a command deletes or pauses is typed.
+    """
+    return click.option(
+        "--config",
+        metavar="FILE",
+        envvar=ENVIRONMENT_PREFIX + "CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config,
+        cls=GroupedOption,
+        help='TOML file with lines such as delay = "0.5s" or redis = "redis://…": names as in the environment, but '
+        f"without {ENVIRONMENT_PREFIX}, in lower case. Those variables and options win. [{ENVIRONMENT_PREFIX}CONFIG]",
+        **kwargs,
+    )
+
+
+def _read_config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    if not path or ctx.resilient_parsing:
+        return
+    try:
+        config = read_config(Path(path))
+    except ConfigError as error:
+        # The command and its `guarded` have not begun.
+        raise click.UsageError(str(error), ctx) from error
+    ctx.meta[_CONFIG] = config
+    defaults: dict[str, Any] = dict(ctx.default_map or {})
+    for option in ctx.command.params:
+        variable = option.envvar if isinstance(option.envvar, str) else ""
+        value = config.options.get(variable.removeprefix(ENVIRONMENT_PREFIX).lower())
+        if value is not None and isinstance(option, click.Option):
+            defaults[option.name] = (value,) if option.multiple else value
+    ctx.default_map = defaults
+
+
+def config_of(ctx: click.Context) -> ConfigFile | None:
+    """Return the settings file of a command that has `config_option`; None when there is none."""
+    return ctx.meta.get(_CONFIG)
+
+
+def given_settings(ctx: click.Context) -> dict[str, Given]:
+    """Return every setting that was given for a command, by field, with where: options > environment > `--config`.
+
+    An option is one of a setting when its parameter is named like the field (`delay_ms`).
+
+    Raises:
+        ConfigError: what the environment says is no value.
+    """
+    typed = {
+        name: Given(value, "--no-robots" if value is False and name == "obey_robots" else option_of(name))
+        for name, value in ctx.params.items()
+        if name in CLASSES and is_typed(ctx, name)
+    }
+    return gather(typed, config=config_of(ctx))
+
+
+def is_typed(ctx: click.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line, rather than by environment, file or default."""
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -32,7 +32,7 @@ async def run_sink(child: Child) -> None:
     if file is None:
         return
     loop = SinkLoop(
-        child.frontier,
+        child.crawl,
         child.reader,
         file,
         sink=spec.sink,
@@ -74,7 +74,7 @@ async def _watch_owner(child: Child) -> None:
     while not await sleep_or_stop(child.stop, child.spec.settings.lease_ms / 1000):
         try:
             with mapped_errors():
-                owner: Any = await child.client.hget(child.frontier.keys.offsets, owner_field)
+                owner: Any = await child.client.hget(child.crawl.first.keys.offsets, owner_field)
         except StoreError:
             continue  # the loop meets the same error, and knows what it means
         if owner is not None and owner.decode() != child.spec.consumer:

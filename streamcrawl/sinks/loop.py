@@ -1,6 +1,8 @@
-"""The loop of a sink child: from the sink's stream into its file, each record exactly once.
+"""The loop of a sink child: from the sink's streams, one in each shard, into its file, each record exactly once.
 
-Read, write, make durable, commit with (writer epoch, offset before, offset after). Whatever goes wrong on the way has
+Read, write, make durable, commit with (writer epoch, offset before, offset after). A batch is of one shard, which keeps
+the offset behind the last batch that came from it; batches are written one after the other, so the largest offset that
+any shard has is how far the file is committed. Whatever goes wrong on the way has
 one remedy: forget the batch, ask the store what is committed (`sink_open`, which also puts back what was delivered to
 us), cut the file there, and read on. If this loop dies, records wait in the stream; above a mark fetching stops.
 """
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from streamcrawl.sinks.jsonl import JsonlFile
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 BATCH_MAX: Final = 500
 """Records in one write: one fsync for each would be the slowest part of a crawl. sink_commit takes 1,000."""
@@ -41,7 +43,7 @@ BUSY_POLL_S: Final = 0.25
 class HoldsEntries(Protocol):
     """What the loop needs of a board (work/board.py), which has to have room for a batch."""
 
-    def hold(self, entry_id: str) -> int: ...
+    def hold(self, entry_id: str, shard: int = 0) -> int: ...
     def release(self, index: int) -> None: ...
 
 
@@ -57,7 +59,7 @@ class SinkLoop:
 
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         reader: Redis,
         file: JsonlFile,
         *,
@@ -76,7 +78,7 @@ class SinkLoop:
             file: Open; closed by whoever opened it, after `run`.
             consumer: A name that no earlier writer had.
         """
-        self._frontier = frontier
+        self._crawl = crawl
         self._reader = reader
         self._file = file
         self._sink = sink
@@ -86,11 +88,14 @@ class SinkLoop:
         self._batch = batch
         self._linger_s = linger_ms / 1000
         self._log = log
-        self._stream = frontier.keys.sink_stream(sink)
-        self._writer = 0
+        self._streams = {frontier.keys.sink_stream(sink).encode(): shard for shard, frontier in enumerate(crawl)}
+        self._writers: list[int] = []
+        """Writer epoch in each shard; empty before the first opening."""
+        self._offsets: list[int] = []
+        """As each shard has it."""
         self._held: list[int] = []
         self._patience = Patience(f"sink {sink}", log)
-        self._waker = Waker(reader, frontier.client)
+        self._waker = Waker(reader, crawl.client)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Write until `stop` is set; what has been read by then is still written and committed.
@@ -111,8 +116,11 @@ class SinkLoop:
                         return
                     is_in_doubt = False
                 try:
-                    batch = await self._read_batch(stop)
-                    word = await self._write_batch(batch, stop) if batch else _Word.DONE
+                    word = _Word.DONE
+                    for batch in await self._read_batches(stop):
+                        word = await self._write_batch(batch, stop)
+                        if word is not _Word.DONE:
+                            break
                 except StoreUnavailable as error:
                     self._waker.forget()
                     await self._patience.wait(error, stop)
@@ -141,14 +149,13 @@ class SinkLoop:
         deadline = loop.time() + 2 * self._lease_ms / 1000
         while not stop.is_set():
             try:
-                word, writer, offset = await until_answered(self._open, self._patience, stop)
+                is_ours = await self._open_shards(stop)
             except StoreUnavailable:
                 return False
-            if word == "OK":
-                self._writer = writer
-                await asyncio.to_thread(self._file.resume, offset)
+            if is_ours:
+                await asyncio.to_thread(self._file.resume, max(self._offsets))
                 return True
-            if self._writer:
+            if self._writers:
                 self._log(f"sink {self._sink}: another writer took over; this one ends")
                 return False
             if loop.time() > deadline:
@@ -160,31 +167,51 @@ class SinkLoop:
             await sleep_or_stop(stop, BUSY_POLL_S)
         return False
 
-    async def _open(self) -> tuple[str, int, int]:
-        return await self._frontier.sink_open(self._sink, self._consumer, lease_ms=self._lease_ms)
+    async def _open_shards(self, stop: asyncio.Event) -> bool:
+        """Become the writer in every shard; False while another one lives. The first shard decides between two."""
+        rows = []
+        for frontier in self._crawl:
+            word, writer, offset = await until_answered(
+                lambda frontier=frontier: frontier.sink_open(self._sink, self._consumer, lease_ms=self._lease_ms),  # type: ignore[misc]
+                self._patience,
+                stop,
+            )
+            if word != "OK":
+                return False
+            rows.append((writer, offset))
+        self._writers, self._offsets = [writer for writer, _ in rows], [offset for _, offset in rows]
+        return True
 
     # -- reading
 
-    async def _read_batch(self, stop: asyncio.Event) -> list[Entry]:
-        """Return up to a batch of entries; none when nothing came within BLOCK_MS."""
+    async def _read_batches(self, stop: asyncio.Event) -> list[list[Entry]]:
+        """Return up to a batch of entries in all, those of each shard by themselves; none when nothing came in time."""
         with mapped_errors():
             await self._waker.learn()
         if stop.is_set():
             return []
-        entries = await self._read(self._batch, block_ms=BLOCK_MS)
-        if entries and len(entries) < self._batch and not await sleep_or_stop(stop, self._linger_s):
-            entries += await self._read(self._batch - len(entries), block_ms=None)
-        return entries
+        share = max(1, self._batch // len(self._crawl))
+        entries = await self._read(share, block_ms=BLOCK_MS)
+        if entries and len(entries) < share and not await sleep_or_stop(stop, self._linger_s):
+            entries += await self._read(max(1, share - len(entries)), block_ms=None)
+        by_shard: dict[int, list[Entry]] = {}
+        for entry in entries:
+            by_shard.setdefault(entry.shard, []).append(entry)
+        return list(by_shard.values())
 
     async def _read(self, count: int, *, block_ms: int | None) -> list[Entry]:
         # Never cancelled: a read that was cancelled may have been given entries that nobody then knows of.
         with mapped_errors():
             reply: Any = await self._reader.xreadgroup(
-                GROUP, self._consumer, {self._stream: ">"}, count=count, block=block_ms
+                GROUP, self._consumer, dict.fromkeys(self._streams, ">"), count=count, block=block_ms
             )
         self._patience.recovered()
-        entries = [Entry(entry_id.decode(), fields or {}) for _, rows in reply for entry_id, fields in rows]
-        self._held += [self._board.hold(entry.id) for entry in entries]
+        entries = [
+            Entry(entry_id.decode(), fields or {}, self._streams[stream])
+            for stream, rows in reply
+            for entry_id, fields in rows
+        ]
+        self._held += [self._board.hold(entry.id, entry.shard) for entry in entries]
         return entries
 
     def _release(self) -> None:
@@ -198,15 +225,17 @@ class SinkLoop:
         records = [entry.fields[b"item"] for entry in batch if b"item" in entry.fields]
         if len(records) < len(batch):
             self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
-        expected = self._file.offset
+        shard = batch[0].shard
+        frontier = self._crawl.frontiers[shard]
+        writer, expected = self._writers[shard], self._offsets[shard]
         entry_ids = [entry.id for entry in batch]
         offset = await self._append(records, stop)
         if offset is None:
-            await self._frontier.hand_back(sink_stream(self._sink), entry_ids)
+            await frontier.hand_back(sink_stream(self._sink), entry_ids)
             return _Word.DONE
         word, rest = await until_answered(
-            lambda: self._frontier.sink_commit(
-                self._sink, writer=self._writer, expected=expected, offset=offset, entry_ids=entry_ids
+            lambda: frontier.sink_commit(
+                self._sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids
             ),
             self._patience,
             stop,
@@ -214,6 +243,7 @@ class SinkLoop:
         if word == "DONE" or (word == "OFFSET_MISMATCH" and rest == offset):
             # The mismatch: an earlier answer was lost, and the commit had arrived. Nobody else can have moved the
             # offset there, because another writer would have another epoch.
+            self._offsets[shard] = offset
             return _Word.DONE
         if word == "REPLACED":
             return _Word.REPLACED

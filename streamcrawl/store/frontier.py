@@ -2,7 +2,7 @@
 
 `Frontier` never decides; it packs arguments, runs a script (lua/*.lua, whose headers are the contracts) and names the
 answers. Every method may raise `StoreUnavailable` (back off and repeat: every script is safe to repeat) and `CrawlGone`
-(end). Start at `open_crawl`. Durations are int ms.
+(end). Start at `open_shard`; whole crawls, of one shard or several, are opened by shards.py. Durations are int ms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 from redis.exceptions import RedisError
@@ -34,6 +34,8 @@ LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
 test_store_cost.py), and no script should take over 5 ms."""
 FETCH_STREAM: Final = "stream:fetch"
+SEEDS: Final = "seeds"
+LINKS: Final = "links"
 SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("delay_ms", "delay_ms"),
     ("cap", "host_concurrency"),
@@ -41,13 +43,15 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("pages_max", "pages_max"),
     ("pages_per_host_max", "pages_per_host_max"),
     ("frontier_max", "frontier_max"),
+    ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
     ("crashes_max", "crashes_max"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
+_DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|seed)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -58,10 +62,16 @@ def sink_stream(sink: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry as read from a work stream."""
+    """One entry as read from a work stream of one shard; ids are unique within their shard only."""
 
     id: str
     fields: dict[bytes, bytes]
+    shard: int = 0
+
+    @property
+    def where(self) -> tuple[int, str]:
+        """Return shard and id, by which it is known in a process that works for several."""
+        return self.shard, self.id
 
 
 @dataclass(slots=True)
@@ -132,6 +142,26 @@ class Dispatched:
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
 
 
+class Rest(NamedTuple):
+    """Whether a shard has come to rest, as finish.lua says."""
+
+    word: str
+    """RUNNING, ENDED, LIMIT, STOPPED, PAUSED, UNFED or UNBALANCED."""
+    created: int
+    """Pages discovered and replayed so far; it only grows."""
+    done: int
+
+
+class Allowance(NamedTuple):
+    """What one shard may fetch of the crawl's page budget: `granted - returned` in all."""
+
+    granted: int
+    returned: int
+    used: int
+    """Pages done or under way."""
+    queued: int
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
     words: list[str]
@@ -160,13 +190,18 @@ class Frontier:
         self.epoch = epoch
         self._run = Scripts(client, keys.state).run
 
-    async def offer(self, links: Links, *, fence: str = "") -> tuple[str, int]:
-        """Offer at most LINKS_PER_CALL links; `fence` is the entry whose page they come from, '' for seeds.
+    async def offer(self, links: Links, *, whose: str = SEEDS) -> tuple[str, int]:
+        """Offer at most LINKS_PER_CALL links.
+
+        Args:
+            whose: SEEDS, which wait at the bounds; LINKS of a page in another shard; or the entry of this shard whose
+                page they come from, as their fence.
 
         Returns:
-            ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("INVALID", which).
+            ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
+            yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, fence, _PACK(_as_text(links.flat)))
+        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)))
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def dispatch(self, limit: int) -> Dispatched:
@@ -179,8 +214,13 @@ class Frontier:
         words = [word.decode() for word in answer[1]]
         return Committed(words, Dispatched(answer[2], answer[3], answer[4].decode()))
 
-    async def start(self, entry_id: str, host: str, *, wait_max_ms: int, margin_ms: int) -> tuple[str, int]:
-        """Ask whether a fetch may begin: ("START", 0), ("WAIT", ms), ("BACK", ms) or ("LEASE_LOST", 0)."""
+    async def start(
+        self, entry_id: str, host: str, *, wait_max_ms: int | Literal["late"], margin_ms: int
+    ) -> tuple[str, int]:
+        """Ask whether a fetch may begin: ("START", 0), ("WAIT", ms), ("BACK", ms) or ("LEASE_LOST", 0).
+
+        `wait_max_ms` "late" says that the START was had before and its request goes out only now.
+        """
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
@@ -193,7 +233,7 @@ class Frontier:
             is_robots_stale: There was no robots verdict for their host; its gate asks again.
             is_begun: A fetch of them was broken off, so the host's delay counts from now.
         """
-        how = "2" if is_begun else "1" if is_robots_stale else "0"
+        how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
         for start in reversed(range(0, len(entry_ids), LINKS_PER_CALL)):
@@ -232,17 +272,75 @@ class Frontier:
         answer = await self._run("give_up", self.epoch, after_ms, idle_ms, limit)
         return answer[1], answer[2], answer[3]
 
-    async def finish(self) -> tuple[str, int]:
-        """Returns RUNNING, ENDED, LIMIT, STOPPED, PAUSED, UNFED or UNBALANCED, and the pages discovered so far."""
-        answer = await self._run("finish", self.epoch)
-        return answer[0].decode(), answer[1]
+    async def finish(self) -> Rest:
+        """Ask whether the shard has come to rest."""
+        word, created, done = await self._run("finish", self.epoch)
+        return Rest(word.decode(), created, done)
 
     async def feed(
-        self, feeder: str, what: Literal["begin", "alone", "sign", "done", "leave"], *, lease_ms: int
-    ) -> int:
-        """Say what becomes of the seeds of `feeder`; returns how many feeders are left (0: it is closed)."""
-        left: int = (await self._run("feed", self.epoch, feeder, what, lease_ms))[1]
-        return left
+        self,
+        feeder: str,
+        what: Literal["begin", "alone", "sign", "done", "leave", "open", "close"],
+        *,
+        lease_ms: int = 0,
+        cursor: str = "",
+    ) -> tuple[int, str]:
+        """Say what becomes of the seeds of `feeder`, in the first shard; a `cursor` is kept with it until it is done.
+
+        Returns how many feeders are left (0: the crawl is closed), and the cursor of this one ('' for none).
+        """
+        _, left, kept = await self._run("feed", self.epoch, feeder, what, lease_ms, cursor)
+        return left, kept.decode()
+
+    async def tune(self, version: int, settings: bytes, values: Sequence[str]) -> tuple[str, int]:
+        """Put settings in force as `version`: ("OK", version), or ("CONFLICT", stored version) when that is not new.
+
+        Args:
+            settings: JSON that describes them; empty for shards but the first.
+            values: Flat, what scripts read: field, value, …; '' removes one.
+        """
+        answer = await self._run("tune", self.epoch, version, settings, _PACK(list(values)))
+        return answer[0].decode(), answer[1]
+
+    async def replay(self, letters: Sequence[tuple[str, str, str, bytes]]) -> list[str]:
+        """Send at most LINKS_PER_CALL dead letters back: (id, host key, level, task as it is to be queued).
+
+        Returns QUEUED, ASKED (its host asks for robots.txt by itself), GONE or INVALID for each.
+        """
+        flat = [part for letter in letters for part in letter]
+        answer = await self._run("replay", self.epoch, _PACK(_as_text(flat)))
+        return [word.decode() for word in answer[1]]
+
+    async def forget(self, letter_ids: Sequence[str]) -> int:
+        """Remove at most 500 dead letters for good; returns how many there were."""
+        forgotten: int = (await self._run("forget", self.epoch, _PACK(list(letter_ids))))[1]
+        return forgotten
+
+    async def purge(self, host: str, level: str, count: int, tasks: Sequence[bytes] | None) -> tuple[int, int]:
+        """Take `count` tasks (at most 500) from the head of a host's queue; remove `tasks` of them (None: all), and put
+        the others back at the tail. Returns how many were removed, and how many put back."""
+        which = "all" if tasks is None else _as_text(tasks)
+        answer = await self._run("purge", self.epoch, host, level, count, _PACK(which))
+        return answer[1], answer[2]
+
+    async def set_host(self, host: str, **values: str | int) -> str:
+        """Say something of one host: `delay` in ms, `cap`, `blocked` 1, `chance` 1; '' goes back to the crawl's own.
+
+        Returns OK, or MANY when too many hosts are blocked already.
+        """
+        flat = [part for name, value in values.items() for part in (name, str(value))]
+        return (await self._run("host", self.epoch, host, _PACK(flat)))[0].decode()  # type: ignore[no-any-return]
+
+    async def grant(self, shard: int, allowance: Allowance, *, wanted: int, budget: int) -> tuple[int, int]:
+        """Ask the first shard for pages: what `shard` is granted in all, and what is left for everybody."""
+        known = (allowance.granted, allowance.returned, allowance.used)
+        answer = await self._run("grant", self.epoch, shard, *known, wanted, budget)
+        return answer[1], answer[2]
+
+    async def allow(self, granted: int | None, *, back: int = 0) -> Allowance:
+        """Take a grant in, or give up to `back` unused pages back; None: the crawl has no limit."""
+        answer = await self._run("allow", self.epoch, "" if granted is None else granted, back)
+        return Allowance(*answer[1:])
 
     async def control(self, **values: str | int) -> None:
         """Set fields of the state; '' removes one."""
@@ -319,21 +417,32 @@ class Frontier:
 
 
 def script_values(settings: Settings) -> list[str]:
-    """Return the tunable settings that scripts read, flat: field, value, …; '' for one that is not set."""
+    """Return the tunable settings that scripts read, flat: field, value, …; '' for one that is not set.
+
+    Bounds of the whole crawl are divided among its shards; the budget of pages is granted (work/budget.py).
+    """
     flat: list[str] = []
     for name, setting in SCRIPT_SETTINGS:
         value = getattr(settings, setting)
+        if setting in _DIVIDED:
+            value = -(-value // settings.shards)
+        if setting == "pages_max" and settings.shards > 1:
+            continue
         flat += (name, "" if value is None else str(int(value)))
     return flat
 
 
-async def open_crawl(
-    client: Redis, settings: Settings, *, sinks: Sequence[str] = (), shard: int = 0
+async def open_shard(
+    client: Redis, settings: Settings, *, sinks: Sequence[str] = (), shard: int = 0, epoch: str = "", given: bytes = b""
 ) -> tuple[Frontier, bool]:
-    """Create the crawl or join it, and put the tunable settings in force.
+    """Create one shard of a crawl, or join it as it is.
+
+    Args:
+        epoch: Of the first shard, for the others; '' for the first.
+        given: For a new first shard: JSON of what its settings were set to.
 
     Returns:
-        The frontier, and whether the crawl was created by this call.
+        The frontier, and whether the shard was created by this call.
 
     Raises:
         StoreIncompatible: another version of streamcrawl wrote it.
@@ -346,14 +455,15 @@ async def open_crawl(
     keys = Keys(settings.name, shard)
     run = Scripts(client, keys.state).run
     identity = msgspec.json.encode(settings.identity()).decode()
-    answer = await run(
-        "open",
-        secrets.token_hex(8),
-        SCHEMA,
-        identity,
-        _PACK(list(sinks)),
-        _PACK([*script_values(settings), "stopped", ""]),
-    )
+    values = [*script_values(settings), "version", "1"]
+    if shard == 0:
+        values += ("settings", given.decode())
+    else:
+        # Whether seeds may come is known to the first shard only.
+        values += ("closed", "1")
+    if settings.shards > 1 and settings.pages_max is not None:
+        values += ("pages_max", "0")  # until it is granted some
+    answer = await run("open", epoch or secrets.token_hex(8), SCHEMA, identity, _PACK(list(sinks)), _PACK(values))
     word = answer[0].decode()
     stored = answer[1].decode()
     if word == "SCHEMA":
@@ -371,31 +481,9 @@ async def open_crawl(
             f"crawl {settings.name!r} exists with other outputs ({stored or 'none'}); give the same -o, another "
             "--name, or --fresh to delete it"
         )
-    if word == "LEFTOVER":
-        raise ConfigError(f"crawl {settings.name!r} is being deleted, or a deletion broke off; --fresh ends it")
+    if word == "LEFTOVER" or (epoch and stored != epoch):
+        raise ConfigError(
+            f"crawl {settings.name!r} is being deleted, or a deletion broke off; "
+            "`streamcrawl delete` or --fresh ends it"
+        )
     return Frontier(client, keys, stored), word == "OPENED"
-
-
-async def delete_crawl(client: Redis, name: str, *, shard: int = 0) -> int:
-    """Delete every key of a crawl's shard in bounded steps; returns how many keys.
-
-    The epoch goes first, so that workers which are still alive get GONE and write nothing more; the rest of the state
-    goes last. After a crash in between `open_crawl` refuses the crawl until this was called again.
-    """
-    keys = Keys(name, shard)
-    deleted = 0
-    try:
-        await client.hdel(keys.state, "epoch")
-        batch: list[bytes] = []
-        async for key in client.scan_iter(match=keys.pattern, count=1000):
-            if key != keys.state.encode():
-                batch.append(key)
-            if len(batch) >= 500:
-                deleted += await client.unlink(*batch)
-                batch.clear()
-        if batch:
-            deleted += await client.unlink(*batch)
-        deleted += await client.unlink(keys.state)
-    except (RedisError, OSError) as error:
-        raise map_error(error) from error
-    return deleted

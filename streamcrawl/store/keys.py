@@ -13,6 +13,8 @@ ROOT: Final = "streamcrawl"
 GROUP: Final = "workers"
 """The one consumer group of every work stream."""
 FETCH: Final = "fetch"
+CRAWLS: Final = f"{ROOT}:crawls"
+"""A set with the name of every crawl of the server: the one key that belongs to no crawl, and no script touches it."""
 
 
 class KeyKind(NamedTuple):
@@ -33,6 +35,7 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^delayed$", "delayed", "zset", True),
         (r"^failing$", "failing", "zset", True),
         (r"^giving_up$", "giving_up", "zset", True),
+        (r"^blocked$", "blocked", "zset", True),
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
         (r"^dead$", "dead", "stream", True),
@@ -40,6 +43,8 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^state$", "state", "hash", True),
         (r"^workers$", "workers", "hash", True),
         (r"^offsets$", "offsets", "hash", True),
+        (r"^feeders$", "feeders", "hash", True),
+        (r"^grants$", "grants", "hash", True),
         (r"^robots:.+$", "robots", "string", False),
     )
 )
@@ -57,9 +62,14 @@ class Keys:
         self.delayed: Final = self.prefix + "delayed"
         self.failing: Final = self.prefix + "failing"
         self.giving_up: Final = self.prefix + "giving_up"
+        self.blocked: Final = self.prefix + "blocked"
         self.dead: Final = self.prefix + "dead"
         self.workers: Final = self.prefix + "workers"
         self.offsets: Final = self.prefix + "offsets"
+        self.feeders: Final = self.prefix + "feeders"
+        """Of the first shard only, which knows who offers seeds to the crawl."""
+        self.grants: Final = self.prefix + "grants"
+        """Of the first shard only: pages of `--max-pages` that each shard may fetch."""
         self.fetch_stream: Final = self.prefix + "stream:fetch"
 
     def sink_stream(self, sink: str) -> str:

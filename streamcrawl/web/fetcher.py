@@ -129,39 +129,46 @@ class Fetcher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: ClientSession | None = None
+        self._telling: ClientSession | None = None
+        """Tells when a request goes out, over the same connections: every request by it takes a longer way."""
+        self._timeout = _timeout(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Fetch by other settings from the next request on; the pool keeps its size."""
+        self._settings = settings
+        self._timeout = _timeout(settings)
 
     async def __aenter__(self) -> Fetcher:
-        settings = self._settings
-        self._session = ClientSession(
-            connector=_make_connector(settings),
-            connector_owner=True,
+        connector = _make_connector(self._settings)
+        self._session = self._open_session(connector, None)
+        self._telling = self._open_session(connector, [_tell_when_sent()])
+        return self
+
+    def _open_session(self, connector: TCPConnector, traces: list[TraceConfig] | None) -> ClientSession:
+        return ClientSession(
+            connector=connector,
+            connector_owner=traces is None,
             cookie_jar=DummyCookieJar(),
             headers={
-                "User-Agent": settings.user_agent,
+                "User-Agent": self._settings.user_agent,
                 "Accept": ACCEPT,
                 "Accept-Encoding": ACCEPT_ENCODING,
             },
-            timeout=ClientTimeout(
-                total=settings.timeout_ms / 1000,
-                sock_connect=settings.connect_timeout_ms / 1000,
-                sock_read=settings.read_timeout_ms / 1000,
-            ),
             read_bufsize=READ_BUFFER_BYTES,
             max_line_size=HEADER_MAX_BYTES,
             max_field_size=HEADER_MAX_BYTES,
             response_class=_Response,
             auto_decompress=True,
             trust_env=False,
-            # Only where starts are kept apart: with it every request of aiohttp takes a longer way.
-            trace_configs=[_tell_when_sent()] if _keeps_starts_apart(settings) else None,
+            trace_configs=traces,
         )
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._telling, self._session):
+            if session is not None:
+                await session.close()
 
     async def fetch(
         self,
@@ -179,18 +186,20 @@ class Fetcher:
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
             headers: Sent with this request, over the ones sent always.
-            on_sent: Called when the request goes out, after DNS and connecting; only with a host concurrency
-                above 1 and a delay.
+            on_sent: Called when the request goes out, after DNS and connecting.
 
         Raises:
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
             BodyTooLarge: the body passes the cap; its connection is closed.
             FetchError: every other class that `fetch_error` can return.
         """
-        if self._session is None:
+        session = self._session if on_sent is None else self._telling
+        if session is None:
             raise RuntimeError("the fetcher is used outside of its `async with`")
         target = _target(url)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
+        if self._settings.user_agent != session.headers["User-Agent"]:
+            headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
@@ -198,9 +207,10 @@ class Fetcher:
         is_repeated = False
         while True:
             try:
-                response = await self._session.get(
+                response = await session.get(
                     target,
                     headers=headers,
+                    timeout=self._timeout,
                     allow_redirects=False,
                     read_bufsize=read_buffer,
                     trace_request_ctx=on_sent,
@@ -400,9 +410,12 @@ class _Response(ClientResponse):
         return self
 
 
-def _keeps_starts_apart(settings: Settings) -> bool:
-    """Whether a host may have several fetches at a time and a delay too, of the crawl or of its robots.txt."""
-    return settings.host_concurrency > 1 and (settings.delay_ms > 0 or settings.obey_robots)
+def _timeout(settings: Settings) -> ClientTimeout:
+    return ClientTimeout(
+        total=settings.timeout_ms / 1000,
+        sock_connect=settings.connect_timeout_ms / 1000,
+        sock_read=settings.read_timeout_ms / 1000,
+    )
 
 
 def _tell_when_sent() -> TraceConfig:

@@ -1,4 +1,4 @@
-"""The beat loop: renews the leases of all children of this supervisor, in one script call.
+"""The beat loop: renews the leases of all children of this supervisor, in one script call for each shard.
 
 A child that is busy, even one whose handler holds the GIL, keeps its entries; one that works at a single entry longer
 than any handler may is hung and is killed. If this loop dies (with its supervisor) the leases run out after
@@ -17,7 +17,7 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
     from streamcrawl.work.supervisor import ChildProcess
 
@@ -29,14 +29,14 @@ HUNG_SPARE_MS: Final = 5000
 class BeatLoop:
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         children: Callable[[], Sequence[ChildProcess]],
         *,
         lease_ms: int,
         work_max_ms: int,
         log: Log,
     ) -> None:
-        self._frontier = frontier
+        self._crawl = crawl
         self._children = children
         self._lease_ms = lease_ms
         self._work_max_ms = work_max_ms
@@ -47,6 +47,10 @@ class BeatLoop:
         self.patience = Patience("beat", log, pause_max_s=lease_ms / 1000 / BEATS_PER_LEASE)
         self.slots = 0
         """Live fetch slots of the whole crawl, as of the last beat."""
+
+    def apply(self, work_max_ms: int) -> None:
+        """Allow work at one entry to take so long from now on."""
+        self._work_max_ms = work_max_ms
 
     def hurry(self) -> None:
         """Beat at once: a child came or went."""
@@ -69,30 +73,43 @@ class BeatLoop:
             return
         sent_ms, beating = 0, children
 
-        async def call() -> tuple[list[list[str]], int]:
+        async def call() -> list[tuple[list[list[str]], int]]:
             nonlocal sent_ms, beating
             # Taken anew for each try, before it is sent: a beat that waited for the store must not renew the past, and
             # a child that died meanwhile has no board any more.
             sent_ms, beating = monotonic_ms(), [child for child in children if child.is_alive]
-            beats = [
-                Beat(
-                    child.consumer,
-                    child.stream,
-                    child.slots,
-                    child.info,
-                    [held.entry_id for held in child.board.held()],
+            held = [child.board.held() for child in beating]
+            return list(
+                await asyncio.gather(
+                    *(
+                        frontier.beat(
+                            [
+                                Beat(
+                                    child.consumer,
+                                    child.stream,
+                                    # Of what waits for it each shard may keep its share only.
+                                    -(-child.slots // len(self._crawl)),
+                                    child.info,
+                                    [entry.entry_id for entry in entries if entry.shard == shard],
+                                )
+                                for child, entries in zip(beating, held, strict=True)
+                            ],
+                            lease_ms=self._lease_ms,
+                        )
+                        for shard, frontier in enumerate(self._crawl)
+                    )
                 )
-                for child in beating
-            ]
-            return await self._frontier.beat(beats, lease_ms=self._lease_ms)
+            )
 
-        lost, self.slots = await until_answered(call, self.patience, self._stop)
-        for child, lost_ids in zip(beating, lost, strict=True):
-            if not child.is_alive:
-                continue
-            child.board.confirm(sent_ms)
-            for entry_id in lost_ids:
-                child.say(f"lost {entry_id}")
+        answers = await until_answered(call, self.patience, self._stop)
+        self.slots = sum(slots for _, slots in answers)
+        for child in beating:
+            if child.is_alive:
+                child.board.confirm(sent_ms)
+        for shard, (lost, _) in enumerate(answers):
+            for child, lost_ids in zip(beating, lost, strict=True):
+                for entry_id in lost_ids:
+                    child.say(f"lost {shard} {entry_id}")
 
     def _kill_hung(self, children: Sequence[ChildProcess]) -> None:
         now = monotonic_ms()

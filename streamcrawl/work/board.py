@@ -1,7 +1,8 @@
 """What a worker child holds, in memory it shares with its supervisor.
 
 The supervisor beats for its children, so a handler that holds the GIL for twenty seconds loses no lease: which entries
-to renew, and since when each runs, must be readable without the child's help. One record per held entry; the child
+to renew (an entry's id is unique in its shard only, so the shard stands beside it), and since when each runs, must be
+readable without the child's help. One record per held entry; the child
 writes, the supervisor reads. A record read while it is being written gives an id that is none: renewing it does
 nothing, the child ignores that it is "lost", and the next beat, a quarter of a lease later, reads it whole.
 All times are ms of the monotonic clock, which the processes of one machine share. It never blocks and holds no lock.
@@ -19,9 +20,9 @@ from typing import Final, NamedTuple
 _HEADER: Final = struct.Struct("<qqq")
 _CONFIRMED_AT, _BUSY_AT = 0, 8
 _HEADER_BYTES: Final = 64
-_RECORD: Final = struct.Struct("<QQq")
+_RECORD: Final = struct.Struct("<QQqq")
 _INT: Final = struct.Struct("<q")
-_FREE: Final = (0, 0, 0)
+_FREE: Final = (0, 0, 0, 0)
 RESTING: Final = -1
 """In place of the time of its begin: a request went out before, and nothing of the entry runs now."""
 
@@ -31,6 +32,7 @@ class Held(NamedTuple):
 
     entry_id: str
     begun_ms: int
+    shard: int
 
 
 def monotonic_ms() -> int:
@@ -45,7 +47,7 @@ class Board:
         self.capacity: Final = capacity
         self._memory = mmap.mmap(fd, _HEADER_BYTES + capacity * _RECORD.size)
         self._free = list(range(capacity - 1, -1, -1))
-        self._index: dict[str, int] = {}
+        self._index: dict[tuple[int, str], int] = {}
 
     @classmethod
     def create(cls, capacity: int) -> Board:
@@ -72,12 +74,12 @@ class Board:
 
     # -- the child's side
 
-    def hold(self, entry_id: str) -> int:
+    def hold(self, entry_id: str, shard: int = 0) -> int:
         """Write an entry down as held and return its index."""
         index = self._free.pop()
         ms, _, sequence = entry_id.partition("-")
-        _RECORD.pack_into(self._memory, _HEADER_BYTES + index * _RECORD.size, int(ms), int(sequence), 0)
-        self._index[entry_id] = index
+        _RECORD.pack_into(self._memory, _HEADER_BYTES + index * _RECORD.size, int(ms), int(sequence), 0, shard)
+        self._index[shard, entry_id] = index
         return index
 
     def begin(self, index: int) -> None:
@@ -90,17 +92,14 @@ class Board:
 
     def release(self, index: int) -> None:
         offset = _HEADER_BYTES + index * _RECORD.size
-        ms, sequence, _ = _RECORD.unpack_from(self._memory, offset)
+        ms, sequence, _, shard = _RECORD.unpack_from(self._memory, offset)
         _RECORD.pack_into(self._memory, offset, *_FREE)
-        del self._index[f"{ms}-{sequence}"]
+        del self._index[shard, f"{ms}-{sequence}"]
         self._free.append(index)
 
-    def index_of(self, entry_id: str) -> int | None:
+    def index_of(self, entry_id: str, shard: int = 0) -> int | None:
         """Return where this child holds an entry; None when it does not."""
-        return self._index.get(entry_id)
-
-    def held_ids(self) -> list[str]:
-        return list(self._index)
+        return self._index.get((shard, entry_id))
 
     def beat_age_ms(self) -> int:
         """Return how long ago the last confirmed heartbeat was sent; a lease of nobody's can only be younger."""
@@ -122,7 +121,7 @@ class Board:
         """Return what the child holds now, in no order."""
         found = []
         for offset in range(_HEADER_BYTES, _HEADER_BYTES + self.capacity * _RECORD.size, _RECORD.size):
-            ms, sequence, begun_ms = _RECORD.unpack_from(self._memory, offset)
+            ms, sequence, begun_ms, shard = _RECORD.unpack_from(self._memory, offset)
             if ms:
-                found.append(Held(f"{ms}-{sequence}", begun_ms))
+                found.append(Held(f"{ms}-{sequence}", begun_ms, shard))
         return found

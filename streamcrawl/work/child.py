@@ -2,7 +2,7 @@
 
 The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
 `stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
-`lost <id>` (the entry is no longer ours). Its end means that the supervisor is dead: nobody beats for us any more, so
+`lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on). Its end means that the supervisor is dead: nobody beats for us any more, so
 the child stops too. Events go to the original standard output as JSON lines; what a handler prints goes to standard
 error.
 SIGTERM means `stop`; SIGINT is left to the supervisor, which gets it from the same terminal.
@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import msgspec
 
 from streamcrawl.errors import CrawlGone, StoreError, StoreUnavailable, StreamcrawlError
-from streamcrawl.settings import Settings  # noqa: TC001 - msgspec reads the annotations of ChildSpec
+from streamcrawl.settings import Settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
+from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     settings: Settings
     epoch: str
-    shard: int
     consumer: str
     role: str
     """`fetch` or `sink`."""
@@ -61,19 +61,24 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Child:
-    """What the role's code gets: its spec, its board, a frontier, and what the supervisor says."""
+    """What the role's code gets: its spec, its board, the crawl, and what the supervisor says."""
 
     def __init__(self, spec: ChildSpec, board: Board, events: TextIO) -> None:
         self.spec = spec
         self.board = board
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
+        self.settings = spec.settings
+        """As they are in force now; those of the spec are the ones it was started with."""
         self.grace_s = spec.settings.grace_ms / 1000
         self.is_orphan = False
-        self.on_lost: Callable[[str], None] = lambda entry_id: None
+        self.on_lost: Callable[[int, str], None] = lambda shard, entry_id: None
+        self.on_settings: Callable[[Settings], None] = lambda settings: None
         self.client = connect(spec.redis_url)
         self.reader = connect(spec.redis_url, blocking=True)
-        self.frontier = Frontier(self.client, Keys(spec.settings.name, spec.shard), spec.epoch)
+        self.crawl = Shards(
+            [Frontier(self.client, Keys(self.settings.name, n), spec.epoch) for n in range(self.settings.shards)]
+        )
         self._events = events
 
     def log(self, text: str) -> None:
@@ -90,7 +95,8 @@ class Child:
         stream = sink_stream(self.spec.sink) if self.spec.sink else FETCH_STREAM
         # A row that stays counts as a live worker, or writer, for up to three leases.
         with contextlib.suppress(StoreError):
-            await self.frontier.beat([Beat(self.spec.consumer, stream, -1, "{}")], lease_ms=self.spec.settings.lease_ms)
+            for frontier in self.crawl:
+                await frontier.beat([Beat(self.spec.consumer, stream, -1, "{}")], lease_ms=self.settings.lease_ms)
 
     async def close(self) -> None:
         await self.reader.aclose()
@@ -100,14 +106,18 @@ class Child:
         while line := (await lines.readline()).decode().strip():
             word, _, rest = line.partition(" ")
             if word == "lost":
-                self.on_lost(rest)
+                shard, _, entry_id = rest.partition(" ")
+                self.on_lost(int(shard), entry_id)
+            elif word == "settings":
+                self.settings = msgspec.json.decode(rest, type=Settings)
+                self.on_settings(self.settings)
             else:
                 self.stop.set()
                 if word == "now":
                     self.now.set()
         self.is_orphan = not self.stop.is_set()
         if self.is_orphan:
-            self.grace_s = min(self.grace_s, self.spec.settings.lease_ms / 1000 / GRACE_AS_ORPHAN)
+            self.grace_s = min(self.grace_s, self.settings.lease_ms / 1000 / GRACE_AS_ORPHAN)
             self.stop.set()
 
 
@@ -124,7 +134,7 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         loop.add_signal_handler(number, child.stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(child.control(lines), name="control")
-    living = asyncio.create_task(_end_when_stuck(child.spec.settings), name="living")
+    living = asyncio.create_task(_end_when_stuck(child), name="living")
     try:
         await role(child)
     except CrawlGone as error:
@@ -146,15 +156,16 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     return 0
 
 
-async def _end_when_stuck(settings: Settings) -> None:
+async def _end_when_stuck(child: Child) -> None:
     """End this process when its loop stands still for longer than any work may take.
 
     The supervisor kills such a child. One whose supervisor is dead does not even notice it while a regular expression
     holds the GIL, and would stay for ever; the watch of faulthandler is a thread that needs no GIL.
     """
-    limit_s = (settings.handler_timeout_ms + settings.timeout_ms + STUCK_SPARE_MS) / 1000
     try:
         while True:
+            settings = child.settings
+            limit_s = (settings.handler_timeout_ms + settings.timeout_ms + STUCK_SPARE_MS) / 1000
             faulthandler.dump_traceback_later(limit_s, exit=True)
             await asyncio.sleep(limit_s / 4)
     finally:

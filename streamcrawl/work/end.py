@@ -1,7 +1,9 @@
 """The end loop: finds out that the crawl has ended, from the structures in Redis (finish.lua).
 
-It asks often only while this supervisor's own children have nothing in hand; a busy crawl has not ended. If it dies,
-the crawl ends all the same, but nobody says so.
+It asks often only while this supervisor's own children have nothing in hand; a busy crawl has not ended. Over several
+shards one answer each is not enough: while the second is asked, a page in it may bring links into the first. So all are
+asked twice, and nothing may have been created in between. If this loop dies, the crawl ends all the same, but nobody
+says so.
 """
 
 from __future__ import annotations
@@ -12,21 +14,42 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.frontier import Rest
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
 PACE_IDLE_S: Final = 0.7
 PACE_BUSY_S: Final = 3.0
 LOOK_S: Final = 0.1
+_RANK: Final = ("RUNNING", "PAUSED", "UNBALANCED", "STOPPED", "LIMIT", "UNFED", "ENDED")
+"""Of the words of several shards the first of these is the crawl's."""
 
 
 class EndLoop:
-    def __init__(self, frontier: Frontier, *, is_busy: Callable[[], bool], log: Log) -> None:
-        self._frontier = frontier
+    def __init__(
+        self,
+        crawl: Shards,
+        *,
+        is_busy: Callable[[], bool],
+        pages_max: Callable[[], int | None],
+        stays_for: Collection[str] = (),
+        log: Log,
+    ) -> None:
+        """Prepare the loop.
+
+        Args:
+            is_busy: Whether children of this supervisor have something in hand.
+            pages_max: The budget of the crawl as it is now.
+            stays_for: Words after which this supervisor waits for more to come.
+        """
+        self._crawl = crawl
         self._is_busy = is_busy
+        self._pages_max = pages_max
+        self._words = {"ENDED", "LIMIT", "STOPPED", "UNFED"} - set(stays_for)
         self._stop = asyncio.Event()
+        self._log = log
         self._patience = Patience("end", log)
         self.word = "RUNNING"
 
@@ -38,14 +61,41 @@ class EndLoop:
         loop = asyncio.get_running_loop()
         asked_at = 0.0
         unbalanced = 0
+        said = ""
         while not self._stop.is_set():
             pace = PACE_BUSY_S if self._is_busy() else PACE_IDLE_S
             if loop.time() - asked_at >= pace:
                 asked_at = loop.time()
-                word, _ = await until_answered(self._frontier.finish, self._patience, self._stop)
+                word = await until_answered(self._ask, self._patience, self._stop)
                 unbalanced = unbalanced + 1 if word == "UNBALANCED" else 0
                 # Once could be a caller that dies between two scripts of a start; twice is a fault.
-                if word in ("ENDED", "LIMIT", "STOPPED", "UNFED") or unbalanced >= 2:
+                if word in self._words or unbalanced >= 2:
                     self.word = word
                     return
+                if word in _WAITS and word != said:
+                    self._log(_WAITS[word])
+                said = word
             await sleep_or_stop(self._stop, LOOK_S)
+
+    async def _ask(self) -> str:
+        rests = [await frontier.finish() for frontier in self._crawl]
+        word = word_of(rests, self._pages_max())
+        if len(self._crawl) == 1 or word in ("RUNNING", "PAUSED"):
+            return word
+        again = [await frontier.finish() for frontier in self._crawl]
+        is_same = [rest.created for rest in again] == [rest.created for rest in rests]
+        return word if is_same and word_of(again, self._pages_max()) == word else "RUNNING"
+
+
+_WAITS: Final = {
+    "PAUSED": "the crawl is paused: `streamcrawl resume` goes on",
+    "UNFED": "whoever was to offer more seeds has died or was stopped: this worker waits for them",
+}
+
+
+def word_of(rests: Sequence[Rest], pages_max: int | None) -> str:
+    """Return what the words of all shards mean together."""
+    words = {rest.word for rest in rests}
+    if "LIMIT" in words and len(rests) > 1 and pages_max is not None and sum(rest.done for rest in rests) < pages_max:
+        return "RUNNING"  # a shard has used up what it was granted, and will be granted more
+    return next(word for word in _RANK if word in words)

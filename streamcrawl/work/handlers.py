@@ -127,7 +127,8 @@ class Handler:
             on_stuck: Called when a sync handler passed its time: its thread stays until the process ends.
         """
         self._function = function
-        self._timeout_s = timeout_ms / 1000
+        self.timeout_ms = timeout_ms
+        """Of the calls that begin from now on."""
         self._on_stuck = on_stuck
         self._is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         # Threads of our own, one for each slot: in the few of asyncio a page would wait behind slow ones, its time
@@ -144,7 +145,7 @@ class Handler:
         call = _Call()
         running = asyncio.ensure_future(self._run(response, call))
         try:
-            done, _ = await asyncio.wait((running,), timeout=self._timeout_s)
+            done, _ = await asyncio.wait((running,), timeout=self.timeout_ms / 1000)
         except asyncio.CancelledError:
             running.cancel()
             raise
@@ -155,7 +156,7 @@ class Handler:
             if not self._is_async:
                 self._on_stuck()
             raise StageError(
-                f"handler passed its {self._timeout_s:g} s and was ended; it stood at:\n{where}", stage="page"
+                f"handler passed its {self.timeout_ms / 1000:g} s and was ended; it stood at:\n{where}", stage="page"
             )
         try:
             return running.result()

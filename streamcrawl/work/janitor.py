@@ -15,6 +15,7 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
 PACE_S: Final = 2.0
@@ -26,18 +27,16 @@ BURY_PER_CALL: Final = 500
 
 
 class JanitorLoop:
-    def __init__(self, frontier: Frontier, settings: Settings, *, log: Log) -> None:
-        self._frontier = frontier
-        self._settings = settings
+    def __init__(self, crawl: Shards, settings: Settings, *, log: Log) -> None:
+        self._crawl = crawl
+        self.settings = settings
+        """As they are in force now."""
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("janitor", log)
         self._is_full = False
         self._used, self._used_at = 0, 0.0
         """Memory of the server when it was last looked at, and when that was (loop time, 0 before the first look)."""
-        # Hosts are given up within a tenth of the shorter limit, so that short limits mean what they say.
-        shortest_ms = min(settings.host_give_up_ms, settings.host_give_up_idle_ms)
-        self._give_up_pace_s = min(PACE_S, max(0.1, shortest_ms / 10_000))
 
     def stop(self) -> None:
         self._stop.set()
@@ -47,17 +46,20 @@ class JanitorLoop:
         hosts_at = memory_at = loop.time()
         while not self._stop.is_set():
             if loop.time() >= hosts_at:
-                await self._give_up_hosts()
-                hosts_at = loop.time() + self._give_up_pace_s
+                for frontier in self._crawl:
+                    await self._give_up_hosts(frontier)
+                # Within a tenth of the shorter limit, so that short limits mean what they say.
+                shortest_ms = min(self.settings.host_give_up_ms, self.settings.host_give_up_idle_ms)
+                hosts_at = loop.time() + min(PACE_S, max(0.1, shortest_ms / 10_000))
             if loop.time() >= memory_at:
                 memory_at = loop.time() + await self._watch_memory()
             await sleep_or_stop(self._stop, min(hosts_at, memory_at) - loop.time())
 
-    async def _give_up_hosts(self) -> None:
-        settings = self._settings
+    async def _give_up_hosts(self, frontier: Frontier) -> None:
+        settings = self.settings
         while not self._stop.is_set():
             buried, given_up, left = await until_answered(
-                lambda: self._frontier.give_up(
+                lambda: frontier.give_up(
                     after_ms=settings.host_give_up_ms, idle_ms=settings.host_give_up_idle_ms, limit=BURY_PER_CALL
                 ),
                 self._patience,
@@ -70,8 +72,8 @@ class JanitorLoop:
 
     async def _watch_memory(self) -> float:
         """Stop the crawl at the mark; return when to look again, s."""
-        used, maxmemory = await until_answered(lambda: memory_usage(self._frontier.client), self._patience, self._stop)
-        limit = min((one for one in (maxmemory, self._settings.memory_max_bytes) if one), default=0)
+        used, maxmemory = await until_answered(lambda: memory_usage(self._crawl.client), self._patience, self._stop)
+        limit = min((one for one in (maxmemory, self.settings.memory_max_bytes) if one), default=0)
         mark = MEMORY_MARK * limit
         if is_over := bool(limit and used > mark):
             if not self._is_full:
@@ -80,7 +82,7 @@ class JanitorLoop:
                     "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
                 )
             # Every time, not once: whoever joins the crawl sets it going again.
-            await until_answered(lambda: self._frontier.control(stopped="MEMORY_FULL"), self._patience, self._stop)
+            await until_answered(lambda: self._crawl.control(stopped="MEMORY_FULL"), self._patience, self._stop)
         now = asyncio.get_running_loop().time()
         look_s = PACE_S
         if limit and not is_over:

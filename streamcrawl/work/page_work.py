@@ -14,7 +14,7 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
 
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Entry, Frontier
+    from streamcrawl.rules.robots_rules import RobotsRules
+    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.board import Board
-    from streamcrawl.work.robots import Verdict
 
 START_WAIT_MAX_MS: Final = 2000
 """A host that is due later than this gets its task back: the slot has better to do."""
@@ -89,11 +90,21 @@ class Ending:
     """time.monotonic() when the last byte had come."""
     ahead: list[Links] = field(default_factory=list)
     """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
+    elsewhere: list[tuple[int, Links]] = field(default_factory=list)
+    """Links of other shards, at most LINKS_PER_CALL each, to offer there before the commit."""
     offered: list[str] = field(default_factory=list)
     is_robots_stale: bool = False
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+
+
+class Pace(NamedTuple):
+    """The politeness that holds for an entry; dispatch hands it out with it."""
+
+    delay_ms: int
+    must_ask: bool
+    """Whether `start.lua` is to be asked before each request, because its host may have several under way."""
 
 
 class PageWork:
@@ -103,7 +114,7 @@ class PageWork:
         self,
         settings: Settings,
         scope: Scope,
-        frontier: Frontier,
+        crawl: Shards,
         fetcher: Fetcher,
         board: Board,
         sinks: Sequence[str],
@@ -113,12 +124,12 @@ class PageWork:
         """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
         self._settings = settings
         self._scope = scope
-        self._frontier = frontier
+        self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
         self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
-        self._robots = RobotsCache(frontier, settings)
+        self._robots = RobotsCache(crawl, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
@@ -131,6 +142,15 @@ class PageWork:
             if settings.handler
             else None
         )
+
+    def apply(self, settings: Settings, scope: Scope) -> None:
+        """Go by other settings from the next question on."""
+        self._settings = settings
+        self._scope = scope
+        self._policy = RetryPolicy.from_settings(settings)
+        self._robots.apply(settings)
+        if self._handler is not None:
+            self._handler.timeout_ms = settings.handler_timeout_ms
 
     def decode(self, entry: Entry) -> CrawlTask | Commit:
         """Return the task of an entry, or the commit that buries an entry which cannot be read."""
@@ -156,14 +176,14 @@ class PageWork:
             return Ending(None)
         if task.kind is Kind.ROBOTS:
             return await self._fetch_robots(entry, task, index)
-        verdict = await self._robots.get(task.host)
-        if verdict is None:
+        rules = await self._robots.get(task.host)
+        if rules is None:
             return Ending(None, is_robots_stale=True)
-        if not verdict.rules.allows(task.url):
+        if not rules.allows(task.url):
             return self._drop(entry, task, DropReason.ROBOTS)
-        if self._must_ask(verdict.delay_ms) and not await self._may_start(entry, task):
+        if self._pace(entry).must_ask and not await self._may_start(entry, task):
             return Ending(None)
-        return await self._fetch_page(entry, task, index, verdict)
+        return await self._fetch_page(entry, task, index, rules)
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
@@ -194,15 +214,18 @@ class PageWork:
             return False
         return True
 
-    def _must_ask(self, delay_ms: int) -> bool:
-        return self._settings.host_concurrency > 1 and delay_ms > 0
+    def _pace(self, entry: Entry) -> Pace:
+        """Return how polite to be; entries of an older version of streamcrawl do not say, and go by the settings."""
+        delay_ms = int(entry.fields.get(b"delay", self._settings.delay_ms))
+        cap = int(entry.fields.get(b"cap", self._settings.host_concurrency))
+        return Pace(delay_ms, cap > 1 and delay_ms > 0)
 
     async def _may_start(self, entry: Entry, task: CrawlTask, wait_max_ms: int = START_WAIT_MAX_MS) -> bool:
         late_ms = START_LATE_MS
         while True:
             asked_ms = monotonic_ms()
             margin_ms = START_MARGIN_MS - START_LATE_MS + late_ms
-            word, ms = await self._frontier.start(entry.id, task.host, wait_max_ms=wait_max_ms, margin_ms=margin_ms)
+            word, ms = await self._crawl.of(task.host).start(entry.id, task.host, wait_max_ms=wait_max_ms, margin_ms=margin_ms)
             if word == "START":
                 took_ms = monotonic_ms() - asked_ms
                 if took_ms <= late_ms:
@@ -216,9 +239,9 @@ class PageWork:
                 raise LeaseLost("taken back while it waited for its host")
             await asyncio.sleep(ms / 1000)
 
-    def _on_sent(self, entry: Entry, task: CrawlTask, delay_ms: int) -> Callable[[], None] | None:
+    def _on_sent(self, entry: Entry, task: CrawlTask) -> Callable[[], None] | None:
         """Return what is to be called when a request goes out that had its START just now; None where none is asked."""
-        if not self._must_ask(delay_ms):
+        if not self._pace(entry).must_ask:
             return None
         started_ms = monotonic_ms()
 
@@ -233,17 +256,18 @@ class PageWork:
 
     async def _tell_late_start(self, entry_id: str, host: str) -> None:
         with contextlib.suppress(StoreError):
-            await self._frontier.start(entry_id, host, wait_max_ms=-1, margin_ms=0)
+            await self._crawl.of(host).start(entry_id, host, wait_max_ms="late", margin_ms=0)
 
     # -- pages
 
-    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, verdict: Verdict) -> Ending:
+    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
+        pace = self._pace(entry)
         url, hops = task.url, []
         while True:
             self._board.begin(index)
             try:
                 answer = await self._fetcher.fetch(
-                    url, referrer=task.referrer, on_sent=self._on_sent(entry, task, verdict.delay_ms)
+                    url, referrer=task.referrer, on_sent=self._on_sent(entry, task)
                 )
                 if answer.location is None:
                     break
@@ -258,15 +282,15 @@ class PageWork:
             host, path = split_url(url)
             if host != task.host:
                 return self._redirected(entry, task, answer, host, path, hops)
-            if not verdict.rules.allows(url):
+            if not rules.allows(url):
                 return self._drop(entry, task, DropReason.ROBOTS, answer)
             self._board.rest(index)
             # A hop is a fetch like any other: the host's delay counts from the end of the one before.
-            if not self._must_ask(verdict.delay_ms):
-                await _sleep_until(answer.ended_at + verdict.delay_ms / 1000)
+            if not pace.must_ask:
+                await _sleep_until(answer.ended_at + pace.delay_ms / 1000)
             # Its own hop before was a start, so the next is a delay away: a task that went back for that would begin
             # with its first hop again, and again.
-            elif not await self._may_start(entry, task, verdict.delay_ms + START_WAIT_MAX_MS):
+            elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
         return await self._answered(entry, task, index, answer, hops)
@@ -316,16 +340,28 @@ class PageWork:
         depth = task.depth + 1
         if self._settings.depth_max is not None and depth > self._settings.depth_max:
             return
-        links, url = Links(), task.url
+        url = task.url
+        tasks = []
         for link in urls:
             if link in self.seen or not self._scope.admits(link, page_host=task.host):
                 continue
             host, path = split_url(link)
-            links.add(CrawlTask(host=host, path=path, depth=depth, referrer=url))
+            tasks.append(CrawlTask(host=host, path=path, depth=depth, referrer=url))
             ending.offered.append(link)
-        while len(links) > LINKS_PER_CALL:
-            ending.ahead.append(links.take(LINKS_PER_CALL))
-        commit.links = links
+        self._place(ending, commit, tasks)
+
+    def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
+        """Give each link its way: into the commit, before it in chunks, or to the shard of its host."""
+        own = self._crawl.index_of(commit.host)
+        by_shard: dict[int, Links] = {own: Links()}
+        for task in tasks:
+            by_shard.setdefault(self._crawl.index_of(task.host), Links()).add(task)
+        commit.links = by_shard.pop(own)
+        while len(commit.links) > LINKS_PER_CALL:
+            ending.ahead.append(commit.links.take(LINKS_PER_CALL))
+        for shard, links in by_shard.items():
+            while links:
+                ending.elsewhere.append((shard, links.take(LINKS_PER_CALL)))
 
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
@@ -337,13 +373,15 @@ class PageWork:
         target = CrawlTask(
             host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
         )
-        commit.links.add(target)
-        return _fetched(commit, answer.ended_at)
+        ending = _fetched(commit, answer.ended_at)
+        self._place(ending, commit, [target])
+        return ending
 
     # -- robots
 
     async def _fetch_robots(self, entry: Entry, task: CrawlTask, index: int) -> Ending:
-        if self._must_ask(self._settings.delay_ms) and not await self._may_start(entry, task):
+        pace = self._pace(entry)
+        if pace.must_ask and not await self._may_start(entry, task):
             return Ending(None)
         self._board.begin(index)
         url, hops = task.url, 0
@@ -352,7 +390,7 @@ class PageWork:
                 answer = await self._fetcher.fetch(
                     url,
                     body_max_bytes=2 * ROBOTS_MAX_BYTES,
-                    on_sent=self._on_sent(entry, task, self._settings.delay_ms),
+                    on_sent=self._on_sent(entry, task),
                 )
                 if answer.location is None:
                     said = verdict_for_status(answer.status)
@@ -365,7 +403,7 @@ class PageWork:
                     break
                 url = answer.location
                 self._board.rest(index)
-                await _sleep_until(answer.ended_at + self._settings.delay_ms / 1000)
+                await _sleep_until(answer.ended_at + pace.delay_ms / 1000)
                 await self._lease_is_fresh()
                 self._board.begin(index)
         except FetchError as error:

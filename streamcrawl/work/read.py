@@ -1,10 +1,14 @@
-"""The read loop: takes entries from the work stream, never more than there are free slots.
+"""The read loop: takes entries from the work streams of all shards, never more than there are free slots.
 
 Each blocking read has a connection of its own and a bounded BLOCK, and is stopped by a flag, never cancelled: a
 cancelled read may leave an entry delivered to nobody. After a failed read the worker looks up what was delivered under
 its name without its knowledge (the answer was lost) and hands it back; for most of a lease it looks again, because a
 server that was paused may serve the old connection, with its read, after the new one. If this loop dies, the worker
 takes no new work.
+
+One command reads several streams and gives of each as many as COUNT says. So with at least a free slot for each shard
+the free ones are shared out evenly; with fewer, shard after shard is asked in turn, beginning with another one each
+time, and only then one waits, in some of them, for a moment.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.loops import Log
 
 BLOCK_MS: Final = 1000
 """Well under the socket timeout of the client (store/connection.py), and how long a stop may take."""
+BLOCK_SOME_MS: Final = 100
+"""While fewer slots are free than there are shards: work may come to one that is not waited for."""
 LOOKS: Final = 4
 """After a failed read: at once, and then a quarter of a lease apart. What is found later is reclaimed by its lease."""
 GATHER_S: Final = 0.003
@@ -42,7 +48,7 @@ GATHER_S: Final = 0.003
 class ReadLoop:
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         reader: Redis,
         consumer: str,
         board: Board,
@@ -54,7 +60,10 @@ class ReadLoop:
         on_outage: Callable[[], None],
         log: Log,
     ) -> None:
-        self._frontier = frontier
+        self._crawl = crawl
+        self._streams = {frontier.keys.fetch_stream.encode(): shard for shard, frontier in enumerate(crawl)}
+        self._turn = 0
+        """The shard that is asked first when slots are scarce."""
         self._reader = reader
         self._consumer = consumer
         self._board = board
@@ -67,7 +76,7 @@ class ReadLoop:
         self._looks_left = 0
         self._look_at_ms = 0
         self._patience = Patience("read", log, on_outage=on_outage, pause_max_s=lease_ms / 1000 / LOOKS)
-        self._waker = Waker(reader, frontier.client)
+        self._waker = Waker(reader, crawl.client)
 
     def stop(self) -> None:
         """Take nothing more. A read that waits in the server is ended there: with nothing, as if its time were over."""
@@ -75,7 +84,6 @@ class ReadLoop:
         self._waker.wake()
 
     async def run(self) -> None:
-        stream = self._frontier.keys.fetch_stream
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             while not self._stop.is_set():
@@ -100,23 +108,46 @@ class ReadLoop:
                     await self._waker.learn()
                     if self._stop.is_set():
                         continue  # set while it was asked for: nobody would end the read
-                    reply: Any = await self._reader.xreadgroup(
-                        GROUP, self._consumer, {stream: ">"}, count=free, block=BLOCK_MS
-                    )
+                    if free >= len(self._streams):
+                        await self._read(list(self._streams), free // len(self._streams), BLOCK_MS)
+                    else:
+                        await self._read_in_turn(free)
                 except (RedisError, OSError) as error:
                     self._waker.forget()
                     await self._recover(error)
                     continue
                 self._patience.recovered()
-                for _, entries in reply:
-                    for entry_id, fields in entries:
-                        entry = Entry(entry_id.decode(), fields or {})
-                        self._put(entry, self._board.hold(entry.id))
             if self._looks_left:
                 await self._look()
         finally:
             stopped.cancel()
             await self._waker.close()
+
+    async def _read(self, streams: list[bytes], count: int, block_ms: int | None) -> int:
+        """Read at most `count` entries of each stream and put them into slots; returns how many."""
+        reply: Any = await self._reader.xreadgroup(
+            GROUP, self._consumer, dict.fromkeys(streams, ">"), count=count, block=block_ms
+        )
+        taken = 0
+        for stream, entries in reply:
+            shard = self._streams[stream]
+            for entry_id, fields in entries:
+                entry = Entry(entry_id.decode(), fields or {}, shard)
+                self._put(entry, self._board.hold(entry.id, shard))
+            taken += len(entries)
+        return taken
+
+    async def _read_in_turn(self, free: int) -> None:
+        streams = list(self._streams)
+        self._turn = (self._turn + 1) % len(streams)
+        order = streams[self._turn :] + streams[: self._turn]
+        left = free
+        for stream in order:
+            left -= await self._read([stream], left, None)
+            if left <= 0 or self._stop.is_set():
+                return
+        if left == free:
+            await self._read(order[:free], 1, BLOCK_SOME_MS)
 
     async def _recover(self, error: Exception) -> None:
         mapped = map_error(error)
@@ -132,18 +163,25 @@ class ReadLoop:
         """Hand back what was delivered under our name in an answer that never came."""
         self._looks_left -= 1
         self._look_at_ms = monotonic_ms() + self._lease_ms // LOOKS
-        try:
-            delivered = await until_answered(
-                lambda: self._frontier.pending_of(FETCH_STREAM, self._consumer), self._patience, self._stop
-            )
-            unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id) is None]
-            if unknown:
-                self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
-                await until_answered(
-                    lambda: self._frontier.hand_back(FETCH_STREAM, unknown), self._patience, self._stop
+        for shard, frontier in enumerate(self._crawl):
+            try:
+                delivered = await until_answered(
+                    lambda frontier=frontier: frontier.pending_of(FETCH_STREAM, self._consumer),  # type: ignore[misc]
+                    self._patience,
+                    self._stop,
                 )
-        except (StoreUnavailable, NoGroup):
-            return  # stopped meanwhile, or the stream is gone with all that was delivered
+                unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id, shard) is None]
+                if unknown:
+                    self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
+                    await until_answered(
+                        lambda frontier=frontier, unknown=unknown: frontier.hand_back(FETCH_STREAM, unknown),  # type: ignore[misc]
+                        self._patience,
+                        self._stop,
+                    )
+            except NoGroup:
+                continue  # the stream is gone with all that was delivered
+            except StoreUnavailable:
+                return  # stopped meanwhile
 
 
 def _is_group_missing(error: Exception) -> bool:

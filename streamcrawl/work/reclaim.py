@@ -8,6 +8,7 @@ machines stay pending.
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -15,15 +16,15 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
 TICKS_PER_LEASE: Final = 4
 
 
 class ReclaimLoop:
-    def __init__(self, frontier: Frontier, streams: Sequence[str], *, lease_ms: int, log: Log) -> None:
-        self._frontier = frontier
+    def __init__(self, crawl: Shards, streams: Sequence[str], *, lease_ms: int, log: Log) -> None:
+        self._crawl = crawl
         self._streams = streams
         self._lease_ms = lease_ms
         self._log = log
@@ -35,9 +36,9 @@ class ReclaimLoop:
 
     async def run(self) -> None:
         while not self._stop.is_set():
-            for stream in self._streams:
+            for frontier, stream in product(self._crawl, self._streams):
                 word, value = await until_answered(
-                    lambda stream=stream: self._frontier.reclaim(stream, lease_ms=self._lease_ms),  # type: ignore[misc]
+                    lambda frontier=frontier, stream=stream: frontier.reclaim(stream, lease_ms=self._lease_ms),  # type: ignore[misc]
                     self.patience,
                     self._stop,
                 )

@@ -4,13 +4,13 @@ Dispatch hands out pages of a host only while its verdict is stored (the gate in
 Redis; it keeps the parsed rules of the hosts it meets for a while. Nothing here fetches: a robots task does.
 
 Stored form of a verdict: one JSON line `{"verdict":"parse","status":200,"delay_ms":0}` (or "allow"), then the text.
-`delay_ms` is the host's Crawl-delay, capped; the crawl's own delay may change between two runs, so it is not in it.
+`delay_ms` is the host's Crawl-delay, capped, for people: dispatch has it from the host, and hands it out with each entry.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,17 +21,11 @@ from streamcrawl.work.board import monotonic_ms
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 HOSTS_MAX: Final = 10_000
 KEPT_MS: Final = 600_000
 """How long a worker may go on with rules that were fetched again meanwhile."""
-
-
-class Verdict(NamedTuple):
-    rules: RobotsRules
-    delay_ms: int
-    """The longer of the crawl's own delay and the host's Crawl-delay."""
 
 
 class _Stored(msgspec.Struct):
@@ -55,8 +49,8 @@ ROBOTS_MAX_BYTES: Final = 512_000
 """RFC 9309 section 2.5: at least 500 KiB must be parsed."""
 
 
-def decode_verdict(stored: bytes, settings: Settings) -> Verdict:
-    """Return what a stored verdict means under these settings.
+def decode_verdict(stored: bytes, user_agent: str) -> RobotsRules:
+    """Return the rules of a stored verdict for a crawler of this name.
 
     Raises:
         CodecError: it is none.
@@ -66,33 +60,38 @@ def decode_verdict(stored: bytes, settings: Settings) -> Verdict:
         said = msgspec.json.decode(head, type=_Stored)
     except msgspec.DecodeError as error:
         raise CodecError(f"stored robots verdict cannot be read: {head[:80]!r}") from error
-    rules = RobotsRules.parse(text, settings.user_agent) if said.verdict == "parse" else RobotsRules.allow_all()
-    return Verdict(rules, max(said.delay_ms, settings.delay_ms))
+    return RobotsRules.parse(text, user_agent) if said.verdict == "parse" else RobotsRules.allow_all()
 
 
 class RobotsCache:
-    """Verdicts by host key, least recently used out first."""
+    """Rules by host key, least recently used out first."""
 
-    def __init__(self, frontier: Frontier, settings: Settings) -> None:
-        self._frontier = frontier
+    def __init__(self, crawl: Shards, settings: Settings) -> None:
+        self._crawl = crawl
         self._settings = settings
-        self._kept: OrderedDict[str, tuple[Verdict, int]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[RobotsRules, int]] = OrderedDict()
 
-    async def get(self, host: str) -> Verdict | None:
-        """Return the verdict of a host; None when Redis has none (any more): its gate must ask again."""
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings from now on."""
+        if settings.user_agent != self._settings.user_agent:
+            self._kept.clear()  # other groups of the same files are meant now
+        self._settings = settings
+
+    async def get(self, host: str) -> RobotsRules | None:
+        """Return the rules of a host; None when Redis has none (any more): its gate must ask again."""
         if not self._settings.obey_robots:
-            return Verdict(RobotsRules.allow_all(), self._settings.delay_ms)
+            return RobotsRules.allow_all()
         found = self._kept.get(host)
         now = monotonic_ms()
         if found is not None and found[1] > now:
             self._kept.move_to_end(host)
             return found[0]
-        stored = await self._frontier.robots(host)
+        stored = await self._crawl.of(host).robots(host)
         if stored is None:
             self._kept.pop(host, None)
             return None
-        verdict = decode_verdict(stored, self._settings)
-        self._kept[host] = (verdict, now + KEPT_MS)
+        rules = decode_verdict(stored, self._settings.user_agent)
+        self._kept[host] = (rules, now + KEPT_MS)
         if len(self._kept) > HOSTS_MAX:
             self._kept.popitem(last=False)
-        return verdict
+        return rules

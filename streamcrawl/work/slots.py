@@ -19,14 +19,16 @@ from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.work.loops import Patience, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.rules.task import CrawlTask
-    from streamcrawl.store.frontier import Entry, Frontier
+    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
     from streamcrawl.work.loops import Log
+    from streamcrawl.work.offers import OffersLoop
     from streamcrawl.work.page_work import Ending, PageWork
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
@@ -62,25 +64,28 @@ def neighbours_max(crashes: int, concurrency: int) -> int:
 class Slots:
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         work: PageWork,
-        committer: CommitLoop,
+        committers: Sequence[CommitLoop],
+        offers: Sequence[OffersLoop],
         board: Board,
         *,
         concurrency: int,
-        on_retry: Callable[[int], None],
+        on_retry: Callable[[int, int], None],
         on_gone: Callable[[], None],
         log: Log,
     ) -> None:
-        self._frontier = frontier
+        self._crawl = crawl
         self._work = work
-        self._committer = committer
+        self._committers = committers
+        """One for each shard."""
+        self._offers = offers
         self._board = board
         self._concurrency = concurrency
         self._on_retry = on_retry
         self._on_gone = on_gone
         self._log = log
-        self._hands: dict[str, _Hand] = {}
+        self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
         self._unreadable = 0
         """Entries that are no hands, but hold a place of the board until they are dead letters."""
@@ -112,7 +117,7 @@ class Slots:
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
-        self._hands[entry.id] = hand
+        self._hands[entry.where] = hand
         if task.crashes == 0 and not self._waiting and len(self._running()) < self._room():
             self._start(hand)
         else:
@@ -141,16 +146,16 @@ class Slots:
                 task.cancel()
             # Again and again: redis-py sends within asyncio.wait_for, which loses a cancellation before Python 3.12.
             _, running = await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
-        await self._hand_back([hand.entry.id for hand in late if hand.running is None])
-        await self._hand_back([hand.entry.id for hand in late if hand.running is not None], is_begun=True)
+        await self._hand_back([hand.entry for hand in late if hand.running is None])
+        await self._hand_back([hand.entry for hand in late if hand.running is not None], is_begun=True)
         for hand in late:
             self._end(hand)
         if self._chores:
             await asyncio.wait(self._chores)
 
-    def lose(self, entry_id: str) -> None:
+    def lose(self, shard: int, entry_id: str) -> None:
         """The entry is no longer ours: stop working on it, write nothing."""
-        hand = self._hands.get(entry_id)
+        hand = self._hands.get((shard, entry_id))
         if hand is None or hand.is_submitted:
             return
         if hand.running is not None:
@@ -198,7 +203,7 @@ class Slots:
         if hand.is_lost:
             self._end(hand)
         elif self._is_stopping:
-            await self._hand_back([hand.entry.id])
+            await self._hand_back([hand.entry])
             self._end(hand)
         else:
             self._start(hand)
@@ -207,14 +212,10 @@ class Slots:
         entry, task = hand.entry, hand.task
         try:
             ending = await self._work.do(entry, task, hand.index)
-            for chunk in ending.ahead:
-                word, _ = await until_answered(
-                    lambda chunk=chunk: self._frontier.offer(chunk, fence=entry.id),  # type: ignore[misc]
-                    self._patience,
-                    self._give_up,
-                )
-                if word == "LEASE_LOST":
-                    raise LeaseLost("taken back while its links were offered")
+            if ending.ahead or ending.elsewhere:
+                # Nothing of it runs any more: however long the store is away now, it does not hang.
+                self._board.rest(hand.index)
+                await self._offer_ahead(entry, ending)
         except asyncio.CancelledError:
             if not self._is_stopping:
                 self._end(hand)  # lost: `lose` cancelled it
@@ -241,6 +242,23 @@ class Slots:
             else:
                 self._submit(hand, ending)
 
+    async def _offer_ahead(self, entry: Entry, ending: Ending) -> None:
+        """Offer what does not fit into the page's commit: chunks of its own shard by the fence, then other shards'."""
+        frontier = self._crawl.frontiers[entry.shard]
+        for chunk in ending.ahead:
+            word, _ = await until_answered(
+                lambda chunk=chunk: frontier.offer(chunk, whose=entry.id),  # type: ignore[misc]
+                self._patience,
+                self._give_up,
+            )
+            if word == "LEASE_LOST":
+                raise LeaseLost("taken back while its links were offered")
+        if ending.elsewhere:
+            offers = [self._offers[shard].offer(links) for shard, links in ending.elsewhere]
+            for result in await asyncio.gather(*offers, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
     def _submit(self, hand: _Hand, ending: Ending) -> None:
         assert ending.commit is not None
         hand.is_submitted = True
@@ -250,13 +268,14 @@ class Slots:
             if word == "DONE":
                 self._work.seen.add_all(ending.offered)
                 if ending.retry_delay_ms is not None:
-                    self._on_retry(ending.retry_delay_ms)
+                    self._on_retry(hand.entry.shard, ending.retry_delay_ms)
             self._end(hand)
 
         def bury() -> Commit:
             return self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
 
-        self._committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
+        committer = self._committers[hand.entry.shard]
+        committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
     def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
         def done(_: str) -> None:
@@ -265,10 +284,11 @@ class Slots:
             self._say_free()
 
         self._unreadable += 1
-        self._committer.submit(commit, ended_at=time.monotonic(), bury=lambda: commit, done=done)
+        committer = self._committers[entry.shard]
+        committer.submit(commit, ended_at=time.monotonic(), bury=lambda: commit, done=done)
 
     def _end(self, hand: _Hand) -> None:
-        if self._hands.pop(hand.entry.id, None) is None:
+        if self._hands.pop(hand.entry.where, None) is None:
             return
         self._board.release(hand.index)
         self._board.show_busy(len(self._hands))
@@ -286,7 +306,7 @@ class Slots:
         chore.add_done_callback(self._chores.discard)
 
     async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
-        await self._hand_back([hand.entry.id], is_robots_stale=is_robots_stale, is_begun=is_begun)
+        await self._hand_back([hand.entry], is_robots_stale=is_robots_stale, is_begun=is_begun)
         self._end(hand)
 
     async def _hand_back_waiting(self, *, crashes_below: int | None = None) -> None:
@@ -294,23 +314,29 @@ class Slots:
         # it again at once, and again. Waiting costs it nothing: only a crash alone counts against it.
         waiting = [hand for hand in self._waiting if crashes_below is None or hand.task.crashes < crashes_below]
         self._waiting = [hand for hand in self._waiting if hand not in waiting]
-        await self._hand_back([hand.entry.id for hand in waiting])
+        await self._hand_back([hand.entry for hand in waiting])
         for hand in waiting:
             self._end(hand)
 
-    async def _hand_back(self, entry_ids: list[str], *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
-        if not entry_ids:
-            return
-        try:
-            await until_answered(
-                lambda: self._frontier.hand_back(
-                    FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
-                ),
-                self._patience,
-                self._give_up,
-            )
-        except CrawlGone:
-            self._on_gone()
-        except StoreError as error:
-            # The lease runs out by itself; somebody takes them back then.
-            self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")
+    async def _hand_back(
+        self, entries: Sequence[Entry], *, is_robots_stale: bool = False, is_begun: bool = False
+    ) -> None:
+        for shard, frontier in enumerate(self._crawl):
+            entry_ids = [entry.id for entry in entries if entry.shard == shard]
+            if not entry_ids:
+                continue
+            try:
+                await until_answered(
+                    lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
+                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                    ),
+                    self._patience,
+                    self._give_up,
+                )
+            except CrawlGone:
+                self._on_gone()
+            except StoreError as error:
+                # The lease runs out by itself; somebody takes them back then.
+                self._log(
+                    f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"
+                )

@@ -17,22 +17,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import ConfigError, CrawlGone, StoreFull, StoreUnavailable
+from streamcrawl.errors import ConfigError, CrawlGone, StoreError, StoreFull, StoreUnavailable
+from streamcrawl.settings import SettingClass, fields_of
+from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import RESTING, Board, monotonic_ms
+from streamcrawl.work.budget import BudgetLoop
 from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.reclaim import ReclaimLoop
+from streamcrawl.work.tuning import TuningLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
     from streamcrawl.work.nursery import Offspring
 
@@ -60,14 +65,13 @@ class SinkSpec:
 class ChildProcess:
     """One child as the supervisor sees it."""
 
-    def __init__(self, role: str, consumer: str, stream: str, slots: int, sink: SinkSpec | None, restarts: int) -> None:
+    def __init__(self, role: str, consumer: str, stream: str, slots: int, sink: SinkSpec | None) -> None:
         self.role = role
         self.consumer = consumer
         self.stream = stream
         self.slots = slots
         """Work slots that count for the mark of waiting entries; 0 for a sink."""
         self.sink = sink
-        self.restarts = restarts
         self.board = Board.create(slots if role == "fetch" else SINK_BOARD)
         self.offspring: Offspring | None = None
         self.is_ready = False
@@ -110,15 +114,24 @@ class Supervisor:
         self,
         redis_url: str,
         settings: Settings,
-        frontier: Frontier,
+        crawl: Shards,
         *,
         scope: dict[str, Any],
         sinks: Sequence[SinkSpec] = (),
+        version: int = 1,
+        stays_for: Collection[str] = (),
         log: Log,
     ) -> None:
+        """Prepare the run; nothing is started yet.
+
+        Args:
+            settings: As they were in force at `version`; later ones are followed.
+            scope: State of the crawl's Scope.
+            stays_for: Words of the end after which it waits for more: UNFED, for a worker of a fleet.
+        """
         self._redis_url = redis_url
         self._settings = settings
-        self._frontier = frontier
+        self._crawl = crawl
         self._scope = scope
         self._sinks = tuple(sinks)
         self._log = log
@@ -136,15 +149,22 @@ class Supervisor:
         streams = [FETCH_STREAM, *(sink_stream(sink.name) for sink in self._sinks)]
         lease_ms = settings.lease_ms
         self._beat = BeatLoop(
-            frontier,
-            lambda: self.children,
-            lease_ms=lease_ms,
-            work_max_ms=settings.handler_timeout_ms + settings.timeout_ms,
+            crawl, lambda: self.children, lease_ms=lease_ms, work_max_ms=_work_max_ms(settings), log=log
+        )
+        self._reclaim = ReclaimLoop(crawl, streams, lease_ms=lease_ms, log=log)
+        self._janitor = JanitorLoop(crawl, settings, log=log)
+        self._budget = BudgetLoop(crawl, pages_max=self._pages_max, log=log)
+        self._tuning = TuningLoop(
+            crawl,
+            settings,
+            version=version,
+            local={field: getattr(settings, field) for field in fields_of(SettingClass.LOCAL)},
+            on_settings=self._apply,
             log=log,
         )
-        self._reclaim = ReclaimLoop(frontier, streams, lease_ms=lease_ms, log=log)
-        self._janitor = JanitorLoop(frontier, settings, log=log)
-        self._end = EndLoop(frontier, is_busy=self._is_busy, log=log)
+        self._end = EndLoop(
+            crawl, is_busy=self._is_busy, pages_max=self._pages_max, stays_for=stays_for, log=log
+        )
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
@@ -169,10 +189,8 @@ class Supervisor:
                 self._keep("sink", sink)
         for _ in range(self._settings.processes):
             self._keep("fetch", None)
-        loops = [
-            asyncio.create_task(loop.run(), name=type(loop).__name__)
-            for loop in (self._beat, self._reclaim, self._janitor)
-        ]
+        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning)
+        loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
         failing = asyncio.create_task(_wait(self._closing), name="failed")
@@ -182,7 +200,7 @@ class Supervisor:
             self._judge([*loops, ending, watching])
             await self._close_children()
         finally:
-            for loop in (self._beat, self._reclaim, self._janitor, self._end):
+            for loop in (*every, self._end):
                 loop.stop()
             for task in (stopping, failing, watching):
                 task.cancel()
@@ -218,8 +236,8 @@ class Supervisor:
         if not is_hard:
             await self._drain_sinks(grace_s)
         await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        self._janitor.stop()
-        self._reclaim.stop()
+        for loop in (self._janitor, self._reclaim, self._budget, self._tuning):
+            loop.stop()
 
     async def _stop_role(self, role: str, within_s: float) -> None:
         children = [child for child in self.children if child.role == role]
@@ -247,11 +265,17 @@ class Supervisor:
     async def _drain_sinks(self, within_s: float) -> None:
         deadline = monotonic_ms() + within_s * 1000
         # Only what is written here: where this supervisor stands by, another one has the time to write it.
-        streams = [self._frontier.keys.prefix + child.stream for child in self.children if child.role == "sink"]
+        streams = [
+            frontier.keys.prefix + child.stream
+            for child in self.children
+            if child.role == "sink"
+            for frontier in self._crawl
+        ]
         while streams and monotonic_ms() < deadline and not self._now.is_set():
             try:
-                lengths = [await self._frontier.client.xlen(stream) for stream in streams]
-            except Exception as error:
+                with mapped_errors():
+                    lengths = [await self._crawl.client.xlen(stream) for stream in streams]
+            except StoreError as error:
                 self._log(f"sinks: {error}; what they have not written yet stays in Redis")
                 return
             if not any(lengths):
@@ -274,6 +298,17 @@ class Supervisor:
     def _is_busy(self) -> bool:
         return any(child.busy for child in self.children)
 
+    def _pages_max(self) -> int | None:
+        return self._settings.pages_max
+
+    def _apply(self, settings: Settings) -> None:
+        """Go by other settings from now on, here and in every child."""
+        self._settings = self._janitor.settings = settings
+        self._beat.apply(_work_max_ms(settings))
+        line = f"settings {msgspec.json.encode(settings).decode()}"
+        for child in self.children:
+            child.say(line)
+
     # -- children
 
     def _keep(self, role: str, sink: SinkSpec | None) -> None:
@@ -283,14 +318,13 @@ class Supervisor:
 
     async def _keeper(self, role: str, sink: SinkSpec | None) -> None:
         """Start one child, and its successor whenever it ends, until the crawl closes."""
-        restarts = 0
         try:
             while not self._closing.is_set():
                 # A name is never used twice: what an earlier bearer still holds must not look like this one's.
                 consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
                 if sink is not None and not await self._become_writer(sink, consumer):
                     return
-                child = await self._start(role, consumer, sink, restarts)
+                child = await self._start(role, consumer, sink)
                 if self._closing.is_set():
                     # It was not there yet when its role was told to stop, and would run on until it is killed.
                     child.is_told_to_stop = True
@@ -303,7 +337,6 @@ class Supervisor:
                 child.board.close()
                 child.settled.set_result(None)
                 self._note_end(child, code)
-                restarts += 1
                 if not child.is_ready:
                     await sleep_or_stop(self._closing, RESTART_PAUSE_S * 2**self._failed_starts)
         except CrawlGone:
@@ -325,13 +358,14 @@ class Supervisor:
         while not self._closing.is_set():
             try:
                 word, _, _ = await until_answered(
-                    lambda: self._frontier.sink_open(sink.name, consumer, lease_ms=lease_ms),
+                    lambda: self._crawl.first.sink_open(sink.name, consumer, lease_ms=lease_ms),
                     self._patience,
                     self._closing,
                 )
                 if word == "OK":
                     # At once, not with the child's first beat: another one that stands by would take it for dead.
-                    await self._frontier.beat([Beat(consumer, sink_stream(sink.name), 0, about)], lease_ms=lease_ms)
+                    for frontier in self._crawl:
+                        await frontier.beat([Beat(consumer, sink_stream(sink.name), 0, about)], lease_ms=lease_ms)
                     return True
             except StoreUnavailable:
                 continue
@@ -341,15 +375,14 @@ class Supervisor:
             await sleep_or_stop(self._closing, STANDBY_LOOK_S)
         return False
 
-    async def _start(self, role: str, consumer: str, sink: SinkSpec | None, restarts: int) -> ChildProcess:
+    async def _start(self, role: str, consumer: str, sink: SinkSpec | None) -> ChildProcess:
         settings = self._settings
         stream = FETCH_STREAM if sink is None else sink_stream(sink.name)
-        child = ChildProcess(role, consumer, stream, settings.concurrency if role == "fetch" else 0, sink, restarts)
+        child = ChildProcess(role, consumer, stream, settings.concurrency if role == "fetch" else 0, sink)
         spec = ChildSpec(
             redis_url=self._redis_url,
             settings=settings,
-            epoch=self._frontier.epoch,
-            shard=0,
+            epoch=self._crawl.epoch,
             consumer=consumer,
             role=role,
             scope=self._scope,
@@ -362,6 +395,8 @@ class Supervisor:
         child.say(msgspec.json.encode(spec).decode())
         self.children.append(child)
         self.children.sort(key=lambda one: one.role)
+        if self._settings is not settings:
+            self._apply(self._settings)  # they changed while it was being started
         return child
 
     async def _follow(self, child: ChildProcess) -> None:
@@ -384,24 +419,28 @@ class Supervisor:
                     child.error = str(event.get("text", ""))
 
     async def _put_back(self, child: ChildProcess, *, is_crash: bool) -> None:
-        async def call() -> int:
-            left = Beat(child.consumer, child.stream, -1, "{}")
-            await self._frontier.beat([left], lease_ms=self._settings.lease_ms)
-            back = 0
-            if is_crash and child.role == "fetch":
-                # What was not running when its worker died has not killed it, and no crash is counted against it.
-                held = child.board.held()
-                waiting = [entry.entry_id for entry in held if entry.begun_ms == 0]
-                resting = [entry.entry_id for entry in held if entry.begun_ms == RESTING]
-                back += await self._frontier.hand_back(child.stream, waiting)
-                back += await self._frontier.hand_back(child.stream, resting, is_begun=True)
-            return back + await self._frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
+        held = child.board.held() if is_crash and child.role == "fetch" else []
+        back = 0
+        for shard, frontier in enumerate(self._crawl):
+            # What was not running when its worker died has not killed it, and no crash is counted against it.
+            waiting = [entry.entry_id for entry in held if entry.shard == shard and entry.begun_ms == 0]
+            resting = [entry.entry_id for entry in held if entry.shard == shard and entry.begun_ms == RESTING]
 
-        back = await until_answered(call, self._patience, self._closing)
-        if back and not self._closing.is_set():
-            # Workers that wait would learn of it with their next look only, up to a second later.
-            with contextlib.suppress(StoreUnavailable, StoreFull):
-                await self._frontier.dispatch(back)
+            async def call(
+                frontier: Frontier = frontier, waiting: list[str] = waiting, resting: list[str] = resting
+            ) -> int:
+                left = Beat(child.consumer, child.stream, -1, "{}")
+                await frontier.beat([left], lease_ms=self._settings.lease_ms)
+                count = await frontier.hand_back(child.stream, waiting)
+                count += await frontier.hand_back(child.stream, resting, is_begun=True)
+                return count + await frontier.put_back(child.stream, child.consumer, is_crash=is_crash)
+
+            count = await until_answered(call, self._patience, self._closing)
+            back += count
+            if count and not self._closing.is_set():
+                # Workers that wait would learn of it with their next look only, up to a second later.
+                with contextlib.suppress(StoreUnavailable, StoreFull):
+                    await frontier.dispatch(count)
         if back and is_crash:
             self._log(f"{child.role} {child.consumer} died with {back} entries in hand; they are put back")
 
@@ -421,6 +460,11 @@ class Supervisor:
                 )
         elif code != 0:
             self._log(f"{child.role} {child.consumer} ended with exit code {code}; another one takes its place")
+
+
+def _work_max_ms(settings: Settings) -> int:
+    """Return how long a child may work at one entry before it is taken for hung."""
+    return settings.handler_timeout_ms + settings.timeout_ms
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -1,6 +1,7 @@
 """The fetch role of a worker child: its loops, put together.
 
-read -> slots -> commit, and beside them dispatch and due.
+read -> slots -> (offers to other shards ->) commit, and beside them dispatch and due: of each but the first two one for
+each shard.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.slots import Slots
@@ -22,10 +24,30 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.child import Child
 
 DISPATCH_MAX: Final = 100
 """Tasks moved by one call at most: 100 take about a millisecond of the server."""
+
+
+class _ShardLoops:
+    """What a worker runs for one shard."""
+
+    def __init__(self, child: Child, frontier: Frontier, work: PageWork) -> None:
+        log, forget = child.log, work.seen.clear
+        self.dispatch = DispatchLoop(frontier, limit=DISPATCH_MAX, log=log)
+        self.due = DueLoop(frontier, on_moved=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")), log=log)
+        self.commit = CommitLoop(
+            frontier,
+            child.spec.consumer,
+            dispatch_limit=DISPATCH_MAX,
+            on_dispatched=self.dispatch.hint,
+            on_outage=forget,
+            log=log,
+        )
+        self.offers = OffersLoop(frontier, on_outage=forget, log=log)
 
 
 async def run_worker(child: Child) -> None:
@@ -35,34 +57,36 @@ async def run_worker(child: Child) -> None:
         CrawlGone: the crawl is over for this epoch.
         StoreError: a refusal that waiting does not mend.
     """
-    spec, settings = child.spec, child.spec.settings
-    scope = Scope.from_state(settings, spec.scope)
-    dispatch = DispatchLoop(child.frontier, limit=DISPATCH_MAX, log=child.log)
-    due = DueLoop(child.frontier, on_moved=lambda: dispatch.hint(Dispatched(0, 0, "OK")), log=child.log)
+    spec, settings, crawl = child.spec, child.settings, child.crawl
     async with Fetcher(settings) as fetcher:
         work = PageWork(
-            settings, scope, child.frontier, fetcher, child.board, spec.sinks, on_stuck=lambda: _be_replaced(child)
+            settings,
+            Scope.from_state(settings, spec.scope),
+            crawl,
+            fetcher,
+            child.board,
+            spec.sinks,
+            on_stuck=lambda: _be_replaced(child),
         )
-        commit = CommitLoop(
-            child.frontier,
-            spec.consumer,
-            dispatch_limit=DISPATCH_MAX,
-            on_dispatched=dispatch.hint,
-            on_outage=work.seen.clear,
-            log=child.log,
-        )
+
+        def apply(now: Settings) -> None:
+            fetcher.apply(now)
+            work.apply(now, Scope.from_state(now, spec.scope))
+
+        shards = [_ShardLoops(child, frontier, work) for frontier in crawl]
         slots = Slots(
-            child.frontier,
+            crawl,
             work,
-            commit,
+            [shard.commit for shard in shards],
+            [shard.offers for shard in shards],
             child.board,
             concurrency=settings.concurrency,
-            on_retry=due.hint,
+            on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=child.stop.set,
             log=child.log,
         )
         read = ReadLoop(
-            child.frontier,
+            crawl,
             child.reader,
             spec.consumer,
             child.board,
@@ -73,23 +97,34 @@ async def run_worker(child: Child) -> None:
             on_outage=work.seen.clear,
             log=child.log,
         )
-        child.on_lost = slots.lose
+        child.on_lost, child.on_settings = slots.lose, apply
+        if child.settings is not settings:
+            apply(child.settings)
         child.event(event="ready")
-        loops = [_start(loop.run(), type(loop).__name__) for loop in (read, commit, dispatch, due)]
+        reading = _start(read.run(), "ReadLoop")
+        loops = [reading]
+        for shard in shards:
+            every = [shard.commit, shard.dispatch, shard.due]
+            if len(shards) > 1:
+                every.append(shard.offers)  # with a single shard nothing lies elsewhere
+            loops += [_start(loop.run(), type(loop).__name__) for loop in every]
         stopping = _start(_wait(child.stop), "stop")
         try:
             await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
             # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
             read.stop()
-            dispatch.stop()
-            due.stop()
+            for shard in shards:
+                shard.dispatch.stop()
+                shard.due.stop()
             failed = [loop for loop in loops if loop.done() and loop.exception() is not None]
-            if not loops[0].done():
-                await asyncio.wait((loops[0],))
+            if not reading.done():
+                await asyncio.wait((reading,))
             hurry = _start(_hurry(child, slots), "hurry")
             await slots.stop(0.0 if child.now.is_set() or failed else child.grace_s)
             hurry.cancel()
-            commit.stop(give_up=True)
+            for shard in shards:
+                shard.offers.stop()
+                shard.commit.stop(give_up=True)
             await asyncio.wait(loops)
             for loop in loops:
                 loop.result()

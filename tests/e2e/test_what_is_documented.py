@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OPTIONS = """
     -o --name --redis --processes --concurrency --depth --max-pages --max-pages-per-host --scope --allow --deny --seeds
     --delay --host-concurrency --no-robots --user-agent --timeout --max-body --lease --frontier-max --memory-max
-    --fresh --resume --json --quiet
+    --fresh --resume --json --quiet --config --shards --robots
 """
 README = (REPOSITORY / "README.md").read_text()
 
@@ -28,7 +28,9 @@ README = (REPOSITORY / "README.md").read_text()
 def test_help_has_every_option(command: Command) -> None:
     result = command.run("crawl", "--help")
     assert result.code == ExitCode.DONE
-    assert {option for option in OPTIONS.split() if not re.search(rf"^  (-\w, )?{option}\b", result.out, re.M)} == set()
+    assert {
+        option for option in OPTIONS.split() if not re.search(rf"^  (-\w, |--\w+ / )?{option}\b", result.out, re.M)
+    } == set()
 
 
 def test_readme_names_no_option_that_is_not_there() -> None:

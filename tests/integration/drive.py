@@ -23,7 +23,8 @@ from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import LINKS_PER_CALL, Links, open_crawl
+from streamcrawl.store.frontier import LINKS_PER_CALL, Links
+from streamcrawl.store.shards import open_crawl
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
 from tests.integration.snapshot import assert_accounts, assert_known_keys

@@ -18,7 +18,7 @@ import pytest
 from streamcrawl.rules.task import CrawlTask, Kind, Level, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import make_settings
-from streamcrawl.store.frontier import Commit, Committed, Frontier, Links, open_crawl
+from streamcrawl.store.frontier import Commit, Committed, Frontier, Links, open_shard
 from streamcrawl.store.keys import FETCH, GROUP
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class Lab:
     @classmethod
     async def opened(cls, client: Redis, *, sinks: Sequence[str] = (), slots: int = 1000, **values: Any) -> Self:
         """Open a crawl with live `slots`, as if workers had beaten."""
-        frontier, _ = await open_crawl(client, make_settings(**values), sinks=sinks)
+        frontier, _ = await open_shard(client, make_settings(**values), sinks=sinks)
         await frontier.control(slots=slots)
         return cls(frontier)
 

@@ -9,8 +9,9 @@ import pytest
 
 from streamcrawl.ops.audit import HOSTS_PER_CALL, AuditReport, audit
 from streamcrawl.rules.task import Outcome
-from streamcrawl.store.frontier import Frontier, delete_crawl
+from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP
+from streamcrawl.store.shards import delete_crawl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -81,7 +81,7 @@ class Walk:
         held = self.pick()
         if held is None:
             return
-        word, _ = await self.lab.frontier.offer(links(*self.some_urls()), fence=held.id)
+        word, _ = await self.lab.frontier.offer(links(*self.some_urls()), whose=held.id)
         assert word == ("OK" if held.id in self.live else "LEASE_LOST")
 
     async def dispatch(self) -> None:
@@ -233,7 +233,7 @@ class Walk:
         await self.lab.frontier.control(paused="", closed="1")
         await self.sink_open()
         for _ in range(2000):
-            word, _ = await self.lab.frontier.finish()
+            word, *_ = await self.lab.frontier.finish()
             if word != "RUNNING":
                 break
             for worker in WORKERS:

@@ -21,8 +21,9 @@ from streamcrawl.errors import SinkError, StoreUnavailable
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import Beat, Frontier, delete_crawl, sink_stream
+from streamcrawl.store.frontier import Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
+from streamcrawl.store.shards import delete_crawl
 from streamcrawl.work.board import Board
 from tests.integration.snapshot import wait_until
 

@@ -16,9 +16,10 @@ import pytest
 from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.rules.task import Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
-from streamcrawl.store.frontier import Beat, Dispatched, Frontier, delete_crawl, open_crawl
+from streamcrawl.store.frontier import Beat, Dispatched, Frontier, open_shard
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.scripts import Scripts, script_names, source
+from streamcrawl.store.shards import delete_crawl
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
 from tests.unit.test_scripts import words_of
 
@@ -60,7 +61,7 @@ async def opened(open_lab: OpenLab) -> None:
     epoch = lab.frontier.epoch
     await delete_crawl(lab.client, crawl_of(lab))
     assert await lab.snapshot() == {}
-    frontier, is_new = await open_crawl(lab.client, make_settings(**fast(crawl_of(lab), pages_max=7)), sinks=["out"])
+    frontier, is_new = await open_shard(lab.client, make_settings(**fast(crawl_of(lab), pages_max=7)), sinks=["out"])
     state = await Lab(frontier).snapshot()
     assert is_new
     assert state.pop("state") == {
@@ -73,9 +74,11 @@ async def opened(open_lab: OpenLab) -> None:
         "pages_max": 7,
         "robots": 0,
         "schema": SCHEMA,
+        "seeds_max": 2_000_000,
         "seen_buckets": 1,
         "sink_max": 10_000,
         "sinks": "out",
+        "version": 1,
     }
     empty: dict[str, Any] = {"entries": [], "pending": [], "consumers": []}
     assert state == {FETCH_STREAM: empty, f"{FETCH_STREAM}:out": empty}
@@ -85,19 +88,17 @@ async def opened(open_lab: OpenLab) -> None:
 @case("open", "JOINED")
 async def joined(open_lab: OpenLab) -> None:
     lab = await open_lab(pages_max=7)
-    await lab.frontier.control(stopped="FRONTIER_FULL")
     values = fast(crawl_of(lab), delay_ms=5)
-    (frontier, is_new), changed = await lab.changes(open_crawl(lab.client, make_settings(**values)))
+    (frontier, is_new), changed = await lab.changes(open_shard(lab.client, make_settings(**values)))
     assert (frontier.epoch, is_new) == (lab.frontier.epoch, False)
-    assert changed == {"state": {"delay_ms": (0, 5), "pages_max": (7, None), "stopped": ("FRONTIER_FULL", None)}}
-    assert (await lab.changes(open_crawl(lab.client, make_settings(**values))))[1] == {}
+    assert changed == {}  # what it was begun with stays, whatever the next one asks for
 
 
 async def refused(lab: Lab, error: type[Exception], words: str, **values: Any) -> None:
     before = await lab.snapshot()
     sinks = values.pop("sinks", [])
     with pytest.raises(error, match=words):
-        await open_crawl(lab.client, make_settings(**fast(crawl_of(lab), **values)), sinks=sinks)
+        await open_shard(lab.client, make_settings(**fast(crawl_of(lab), **values)), sinks=sinks)
     assert await lab.snapshot() == before
 
 
@@ -129,7 +130,7 @@ async def half_deleted(open_lab: OpenLab) -> None:
     await lab.client.hdel(lab.keys.state, "epoch")
     await refused(lab, ConfigError, "deletion broke off")
     await delete_crawl(lab.client, crawl_of(lab))
-    assert (await open_crawl(lab.client, make_settings(**fast(crawl_of(lab)))))[1]
+    assert (await open_shard(lab.client, make_settings(**fast(crawl_of(lab)))))[1]
 
 
 def crawl_of(lab: Lab) -> str:
@@ -172,13 +173,13 @@ async def offer_lease_lost(open_lab: OpenLab) -> None:
     lab = await open_lab()
     await lab.offer(*urls("a.test", 1))
     [held] = await lab.take()
-    assert await lab.frontier.offer(links(f"{B}/"), fence=held.id) == ("OK", 1)
+    assert await lab.frontier.offer(links(f"{B}/"), whose=held.id) == ("OK", 1)
     await lab.end(held)
     for fence in (held.id, FENCE, "none"):
-        assert await lab.changes(lab.frontier.offer(links(f"{B}/2"), fence=fence)) == (("LEASE_LOST", 0), {})
+        assert await lab.changes(lab.frontier.offer(links(f"{B}/2"), whose=fence)) == (("LEASE_LOST", 0), {})
     # A stream that was flushed has no group: nothing is pending either.
     await lab.client.delete(lab.keys.fetch_stream)
-    assert (await lab.frontier.offer(links(f"{B}/2"), fence=held.id))[0] == "LEASE_LOST"
+    assert (await lab.frontier.offer(links(f"{B}/2"), whose=held.id))[0] == "LEASE_LOST"
     await lab.frontier.dispatch(0)
 
 
@@ -566,26 +567,42 @@ async def feed_ok(open_lab: OpenLab) -> None:
     lab = await open_lab()
     feed = partial(lab.frontier.feed, lease_ms=1000)
     until = near(await lab.now() + 1000)
-    assert await feed("one", "begin") == 1
+    assert await feed("one", "begin") == (1, "")
     for _ in range(2):
-        assert await feed("two", "begin") == 2
-    assert (await lab.snapshot())["state"]["feeder:one"] == until
+        assert await feed("two", "begin") == (2, "")
+    until_ms, _, cursor = str((await lab.snapshot())["feeders"]["one"]).partition(" ")
+    assert int(until_ms) == until
+    assert cursor == ""
     for _ in range(2):
-        assert await feed("one", "done") == 1
+        assert await feed("one", "done") == (1, "")
         assert "closed" not in (await lab.snapshot())["state"]  # the other one is not through
     for _ in range(2):
-        assert await feed("two", "done") == 0
+        assert await feed("two", "done") == (0, "")
         assert (await lab.snapshot())["state"]["closed"] == 1
-    # What one has left in order, or by its death, waits for a new beginning.
-    assert await feed("one", "begin") == 1
+    # What one has left in order, or by its death, waits for a new beginning, and knows then how far it was.
+    assert await feed("one", "begin") == (1, "")
     assert "closed" not in (await lab.snapshot())["state"]
-    assert await feed("one", "leave") == 1
-    assert await feed("two", "sign") == 2
-    assert await feed("two", "done") == 1
+    assert await feed("one", "sign", cursor="17 a") == (1, "17 a")
+    assert await feed("one", "leave") == (1, "17 a")
+    assert await feed("two", "sign") == (2, "")
+    assert await feed("two", "done") == (1, "")
     assert "closed" not in (await lab.snapshot())["state"]
-    assert await feed("two", "begin") == 1
-    assert await feed("three", "alone") == 1
-    assert await feed("three", "done") == 0
+    assert await feed("one", "begin") == (1, "17 a")
+    assert await feed("one", "leave") == (1, "17 a")
+    assert await feed("two", "begin") == (1, "")
+    assert await feed("three", "alone") == (1, "")
+    assert await feed("three", "done") == (0, "")
+    # An operator keeps it open whoever is done, and closes it whoever died; a feeder that lives is waited for.
+    assert (await feed("", "open"))[0] == 1
+    assert "closed" not in (await lab.snapshot())["state"]
+    await feed("four", "begin")
+    assert (await feed("four", "done"))[0] == 1
+    await feed("four", "begin")
+    await feed("five", "begin")
+    await feed("four", "leave")
+    assert (await feed("", "close"))[0] == 1
+    assert (await feed("five", "done"))[0] == 0
+    assert (await lab.snapshot())["state"]["closed"] == 1
 
 
 @case("finish", "UNFED")
@@ -611,8 +628,8 @@ async def finish_unfed(open_lab: OpenLab) -> None:
 # -- finish
 
 
-async def finish_says(lab: Lab, word: str, created: int) -> None:
-    assert await lab.changes(lab.frontier.finish()) == ((word, created), {})
+async def finish_says(lab: Lab, word: str, created: int, done: int = 0) -> None:
+    assert await lab.changes(lab.frontier.finish()) == ((word, created, done), {})
 
 
 @case("finish", "RUNNING")
@@ -785,17 +802,24 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),
-    "feed": ("one", "begin", 1000),
+    "allow": (5, 0),
+    "feed": ("one", "begin", 1000, ""),
     "finish": (),
     "give_up": (0, 0, 5),
-    "hand_back": (FETCH_STREAM, msgspec.msgpack.encode([FENCE]), "0"),
-    "offer": ("", msgspec.msgpack.encode(["5", A, "2", '"page","/",0]'])),
+    "forget": (msgspec.msgpack.encode([FENCE]),),
+    "grant": (1, 0, 0, 0, 5, 10),
+    "hand_back": (FETCH_STREAM, msgspec.msgpack.encode([FENCE]), "unbegun"),
+    "host": (A, msgspec.msgpack.encode(["cap", "2"])),
+    "offer": ("seeds", msgspec.msgpack.encode(["5", A, "2", '"page","/",0]'])),
     "put_back": (FETCH_STREAM, "w1", "1", 5),
+    "purge": (A, "2", 5, msgspec.msgpack.encode("all")),
     "reclaim": (FETCH_STREAM, 1000, 5),
     "reconcile": (msgspec.msgpack.encode([A]),),
+    "replay": (msgspec.msgpack.encode([FENCE, A, "2", '[0,0,"page","/",0]']),),
     "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
     "sink_open": ("out", "s9", 1000, 5),
     "start": (FENCE, A, 100, 0),
+    "tune": (2, "{}", msgspec.msgpack.encode(["cap", "2"])),
 }
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from streamcrawl.rules.task import Outcome
-from streamcrawl.store.frontier import Beat, delete_crawl
+from streamcrawl.store.frontier import Beat
 from streamcrawl.store.scripts import digest, script_names, source
+from streamcrawl.store.shards import delete_crawl
 from tests.integration.snapshot import FETCH_STREAM, Lab, fast, links
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ async def test_pages_max_is_exact_whatever_else_ends(open_lab: OpenLab, cap: int
             totals = await lab.totals()
             assert totals.get("page.done", 0) + totals["page.streamed"] <= 30
         await lab.let_pass(1000)
-        word, _ = await lab.frontier.finish()
+        word, *_ = await lab.frontier.finish()
     assert (word, done) == ("LIMIT", 30)
     assert await dispatch(lab) == Dispatched(0, -1, "BUDGET")
     await lab.frontier.control(pages_max=31)
@@ -229,11 +229,11 @@ async def test_links_stop_the_crawl_above_the_frontiers_bound(open_lab: OpenLab)
     await lab.offer(*urls("a.test", 5))
     [held] = await lab.take()
     # By chunks before the commit, or by the commit itself: both count.
-    assert await lab.frontier.offer(links(*urls("b.test", 6)), fence=held.id) == ("OK", 6)
+    assert await lab.frontier.offer(links(*urls("b.test", 6)), whose=held.id) == ("OK", 6)
     assert await lab.client.hget(lab.keys.state, "stopped") is None
-    assert await lab.frontier.offer(links(*urls("b.test", 6)), fence=held.id) == ("OK", 0)
+    assert await lab.frontier.offer(links(*urls("b.test", 6)), whose=held.id) == ("OK", 0)
     assert await lab.client.hget(lab.keys.state, "stopped") is None
-    assert await lab.frontier.offer(links(*urls("b.test", 9)), fence=held.id) == ("OK", 3)
+    assert await lab.frontier.offer(links(*urls("b.test", 9)), whose=held.id) == ("OK", 3)
     assert await lab.client.hget(lab.keys.state, "stopped") == b"FRONTIER_FULL"
     await lab.frontier.control(stopped="")
     await lab.end(held, links=links(f"{A}/new"))

@@ -64,7 +64,7 @@ async def test_a_late_commit_writes_nothing(
     committed, changed = await lab.changes(lab.commit(late))
     assert committed.words == ["LEASE_LOST"]
     assert changed == {"totals": {"page.lease_lost": (None, 1)}}
-    assert await lab.frontier.offer(links("http://new.test/"), fence=held.id) == ("LEASE_LOST", 0)
+    assert await lab.frontier.offer(links("http://new.test/"), whose=held.id) == ("LEASE_LOST", 0)
     assert (await lab.frontier.start(held.id, held.host, wait_max_ms=0, margin_ms=0))[0] == "LEASE_LOST"
 
     [again] = await lab.take("w2")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.rules.urls import fingerprint
-from streamcrawl.store.frontier import LINKS_PER_CALL, Links, delete_crawl
+from streamcrawl.store.frontier import LINKS_PER_CALL, Links
+from streamcrawl.store.shards import delete_crawl
 from tests.integration.snapshot import Lab, fast, page
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +17,10 @@ from streamcrawl.cli.crawl import command as crawl_command
 from streamcrawl.cli.crawl_run import CrawlOptions
 from streamcrawl.cli.options import GroupedOption
 from streamcrawl.errors import ExitCode
-from streamcrawl.settings import ENVIRONMENT_PREFIX, Settings, from_environment
+from streamcrawl.settings import CLASSES, ENVIRONMENT_PREFIX, Given, gather, option_of, variable_of
+
+if TYPE_CHECKING:
+    import click
 
 URL = "https://example.org/"
 
@@ -50,9 +54,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", URL, "--deny", "[z-a]"], "--deny '[z-a]' is not a regular expression"),
         (["crawl", URL, "--delay", "soon"], "'soon' is not a duration"),
         (["crawl", URL, "--max-body", "big"], "'big' is not a size"),
-        (["crawl", URL, "--depth", "deep"], "'deep' is not a valid integer"),
+        (["crawl", URL, "--depth", "deep"], "'deep' is not a whole number"),
         (["crawl", URL, "--scope", "planet"], "'planet' is not one of"),
-        (["crawl", URL, "--processes", "0"], "processes=0 will not do: the least is 1"),
+        (["crawl", URL, "--processes", "0"], "--processes 0 will not do: the least is 1"),
+        (["crawl", URL, "--shards", "257"], "--shards 257 will not do: the most is 256"),
+        (["crawl", URL, "--max-pages", "many"], "'many' is not a whole number"),
+        (["crawl", URL, "-o", "a.jsonl", "-o", "b.jsonl"], "only one output can be written"),
+        (["crawl", URL, "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
+        (["status", "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
+        (["audit", "x", "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
         (["crawl", URL, "--name", "../up"], "crawl name '../up' will not do"),
         (["crawl", URL, "--fresh", "--resume"], "give one of the two"),
         (["crawl", "--seeds", "none.txt"], "--seeds none.txt cannot be read: No such file"),
@@ -132,18 +142,18 @@ def test_help_is_there_and_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: streamcrawl" in done.stdout
 
 
-def test_every_setting_that_an_option_gives_says_its_variable_and_obeys_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = {"scope": "any", "allow": "a b", "deny": "c", "user_agent": "me", "obey_robots": "0"}
-    for option in crawl_command.params:
-        if option.name in {*Settings.__struct_fields__, "no_robots"} - {"name"}:
-            assert isinstance(option, GroupedOption)
-            field = "obey_robots" if option.name == "no_robots" else str(option.name)
-            found = re.search(r"\[(STREAMCRAWL_\w+)(=0)?\]$", str(option.help))
-            assert found, option.name
-            monkeypatch.setenv(found[1], texts.get(field, "7"))
-            assert field in from_environment(os.environ)
+SETTING_OPTIONS = [option for option in crawl_command.params if option.name in CLASSES]
+
+
+@pytest.mark.parametrize("option", SETTING_OPTIONS, ids=lambda option: str(option.name))
+def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(option: click.Parameter) -> None:
+    assert isinstance(option, GroupedOption)
+    found = re.search(r"\[(STREAMCRAWL_\w+)(=0)?\]$", str(option.help))
+    assert found
+    assert found[1] == variable_of(str(option.name))
+    assert option_of(str(option.name)) in option.opts
+    text = {"scope": "any", "allow": "a b", "obey_robots": "0"}.get(str(option.name), "7")
+    assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 
 def test_options_become_settings() -> None:
@@ -153,19 +163,135 @@ def test_options_become_settings() -> None:
     assert options.urls == (URL,)
     assert options.is_quiet
     assert options.settings == {
-        "delay_ms": 500, "body_max_bytes": 1 << 20, "depth_max": 0, "obey_robots": False, "deny": ("a", "b"),
-    }  # fmt: skip
+        "delay_ms": Given(500, "--delay"),
+        "body_max_bytes": Given(1 << 20, "--max-body"),
+        "depth_max": Given(0, "--depth"),
+        "obey_robots": Given(False, "--no-robots"),
+        "deny": Given(("a", "b"), "--deny"),
+    }
 
 
-def test_environment_gives_what_is_not_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMCRAWL_OUTPUT", "x.jsonl")
-    monkeypatch.setenv("STREAMCRAWL_REDIS", "redis://127.0.0.1/1")
-    monkeypatch.setenv("STREAMCRAWL_NAME", "given")
+def test_nothing_is_given_when_nothing_is_typed() -> None:
     options = options_of(URL)
-    assert (options.output, options.redis_url, options.name) == ("x.jsonl", "redis://127.0.0.1/1", "given")
-    assert options_of(URL, "-o", "y.jsonl").output == "y.jsonl"
+    assert (options.settings, options.place) == ({}, ())
+    assert (options.output, options.redis_url, options.name, options.seeds) == (None, None, None, None)
+
+
+# name in the file and in upper case in the environment, option, values for file, environment and command line
+PLACES = [
+    ("output", "-o", "output", "a a.jsonl", "b b.jsonl", "c c.jsonl"),
+    ("redis", "--redis", "redis_url", "redis://127.0.0.1/1", "redis://127.0.0.1/2", "redis://127.0.0.1/3"),
+    ("name", "--name", "name", "a", "b", "c"),
+    ("seeds", "--seeds", "seeds", "a.txt", "b.txt", "-"),
+]
+
+
+@pytest.mark.parametrize("way", ["--config", "STREAMCRAWL_CONFIG"])
+@pytest.mark.parametrize(("key", "option", "attribute", "in_file", "in_environment", "typed"), PLACES)
+def test_option_that_is_no_setting_wins_over_environment_over_file(
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    key: str,
+    option: str,
+    attribute: str,
+    in_file: str,
+    in_environment: str,
+    typed: str,
+) -> None:
+    Path("crawl.toml").write_text(f'{key} = "{in_file}"\n')
+    config = ["--config", "crawl.toml"] if way == "--config" else []
+    if not config:
+        monkeypatch.setenv(way, "crawl.toml")
+    assert getattr(options_of(*config, URL), attribute) == in_file
+    # The file is read first wherever it stands.
+    assert getattr(options_of(option, typed, *config, URL), attribute) == typed
+    monkeypatch.setenv(ENVIRONMENT_PREFIX + key.upper(), in_environment)
+    assert getattr(options_of(URL, *config), attribute) == in_environment
+    assert getattr(options_of(option, typed, *config, URL), attribute) == typed
+    monkeypatch.setenv(ENVIRONMENT_PREFIX + key.upper(), "")
+    assert getattr(options_of(URL, *config), attribute) == in_file
+
+
+def test_setting_that_is_typed_wins_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("crawl.toml").write_text(
+        'delay = "1s"\nprocesses = 2\nlease = 60\npages_max = 5\nobey_robots = false\ndeny = ["a b"]\n'
+    )
+    monkeypatch.setenv("STREAMCRAWL_CONFIG", "crawl.toml")
+    monkeypatch.setenv("STREAMCRAWL_DELAY", "2s")
+    monkeypatch.setenv("STREAMCRAWL_PROCESSES", "3")
+    options = options_of(URL, "--delay", "3s", "--max-pages", "none", "--robots")
+    assert options.settings == {
+        "delay_ms": Given(3000, "--delay"),
+        "processes": Given(3, "STREAMCRAWL_PROCESSES"),
+        "lease_ms": Given(60_000, "crawl.toml"),
+        "pages_max": Given(None, "--max-pages"),
+        "obey_robots": Given(True, "--robots"),
+        "deny": Given(("a b",), "crawl.toml"),
+    }
+
+
+def test_config_that_is_typed_wins_over_the_one_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("typed.toml").write_text('name = "typed"\n')
+    monkeypatch.setenv("STREAMCRAWL_CONFIG", "none.toml")
+    assert options_of("--config", "typed.toml", URL).name == "typed"
+    monkeypatch.setenv("STREAMCRAWL_CONFIG", "")
+    assert options_of(URL).name is None
+
+
+def test_switches_may_stand_in_the_file() -> None:
+    Path("crawl.toml").write_text("json = true\nquiet = true\n")
+    options = options_of(URL, "--config", "crawl.toml")
+    assert (options.is_json, options.is_quiet) == (True, True)
+
+
+def test_file_of_another_deployment_does_not_name_the_crawl_that_is_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("crawl.toml").write_text('name = "shop"\nredis = "http://127.0.0.1"\n')
+    code, _, err = run(capsys, "audit", "--config", "crawl.toml")
+    assert (code, "Missing argument 'NAME'" in err) == (ExitCode.USAGE, True)
+    code, _, err = run(capsys, "audit", "x", "--config", "crawl.toml")
+    assert (code, "write redis://HOST:PORT/DB" in err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("delay = 1\ndelay = 0.5s\n", "crawl.toml: "),
+        ("dely = 1", "crawl.toml: 'dely': there is no such setting; the nearest is 'delay'"),
+        ("processes = 0", "crawl.toml: processes=0 will not do: the least is 1"),
+        ("name = '../up'", "crawl name '../up' will not do"),
+        ("output = 'pages.csv'", "the only format is JSON lines; name the file FILE.jsonl"),
+    ],
+)
+def test_wrong_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:
+    Path("crawl.toml").write_text(content)
+    code, out, err = run(capsys, "crawl", URL, "--config", "crawl.toml")
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert err.startswith("streamcrawl: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_password_of_the_file_is_in_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("crawl.toml").write_text('redis = "http://:hunter2@127.0.0.1"\n')
+    code, _, err = run(capsys, "crawl", URL, "--config", "crawl.toml", "--debug")
+    assert code == ExitCode.USAGE
+    assert "write redis://HOST:PORT/DB" in err
+    assert "hunter2" not in err
+
+
+def test_place_is_repeated_to_resume_without_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("a crawl.toml").write_text('redis = "redis://:hunter2@127.0.0.1/1"\n')
+    assert options_of(URL, "--config", "a crawl.toml").place == ("--config", "a crawl.toml")
+    place = options_of(URL, "--redis", "redis://:hunter2@127.0.0.1/1").place
+    assert place[0] == "--redis"
+    assert "hunter2" not in shlex.join(place)
+    monkeypatch.setenv("STREAMCRAWL_CONFIG", "a crawl.toml")
+    monkeypatch.setenv("STREAMCRAWL_REDIS", "redis://127.0.0.1/1")
+    assert options_of(URL).place == ()
 
 
 def options_of(*arguments: str) -> CrawlOptions:
-    context: Any = crawl_command.make_context("crawl", list(arguments))
-    return CrawlOptions.from_click(context.params)
+    with crawl_command.make_context("crawl", list(arguments)) as context:
+        return CrawlOptions.from_click(context)

@@ -2,12 +2,13 @@
 --
 -- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`.
 -- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
--- its cap and its page budget, it is not given up, and its robots.txt is known (or the robots task itself is queued).
+-- its cap and its page budget, it is neither given up nor blocked by an operator, and its robots.txt is known (or the
+-- robots task itself is queued).
 --
 -- A field that is 0 or '' is not stored at all: a broad crawl has a million of these. What is not stored reads as its
 -- default here, and HGETALL of the few stored ones takes less time than asking for each.
 local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
-  failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, pages = 0, given_up = ''}
+  failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', pages = 0, given_up = '', blocked = ''}
 local HOST = {__index = HOST_DEFAULTS}
 local PAGES_MOST = tonumber(S.pages_per_host_max)
 local hosts, stored, touched = {}, {}, {}
@@ -28,8 +29,9 @@ local function host(key)
 end
 
 local function cap_of(h) if h.cap > 0 then return h.cap end return CAP end
--- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never shorten it.
-local function delay_of(h) return math.max(h.delay, DELAY) end
+-- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never
+-- shorten it. `delay_set` is an operator's word for this host, and wins over both.
+local function delay_of(h) return tonumber(h.delay_set) or math.max(h.delay, DELAY) end
 local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
 local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
 
@@ -63,7 +65,7 @@ local function flush_tails()
 end
 
 local function is_ready(key, h)
-  if h.queued <= 0 or h.given_up ~= '' or h.in_flight >= cap_of(h) then return false end
+  if h.queued <= 0 or h.given_up ~= '' or h.blocked ~= '' or h.in_flight >= cap_of(h) then return false end
   -- Not only at the dispatch: a hundred hosts in front that may send nothing would keep all others from being seen.
   if PAGES_MOST and h.pages + h.in_flight >= PAGES_MOST then return false end
   return gate(h) ~= 'asked' or call('EXISTS', queue_key(key, '0')) == 1
@@ -104,7 +106,14 @@ local function fetch_ended(h, ended)
   if cap_of(h) > 1 and delay > 0 and due > h.start_due then h.start_due = due end
 end
 
+-- Tasks of depth 0 are counted by themselves: whoever feeds seeds waits while too many of them are not ended yet.
+local function is_seed(rest) return string.find(rest, '^"page","[^"]*",0[,%]]') ~= nil end
+local function seed_ended(task, n)
+  if is_seed(string.match(task, '^%[%d+,%d+,(.*)$') or '') then count('seed.ended', n or 1) end
+end
+
 local function bury(line, key, level, task, reason, error, status, worker)
+  seed_ended(task)
   call('XADD', P .. 'dead', '*', 'stage', 'fetch', 'reason', reason, 'host', key, 'level', level, 'task', task,
     'error', error, 'last_status', status, 'worker', worker)
   count(line .. '.dead', 1)

@@ -48,9 +48,11 @@ local function offer(fp, key, level, rest)
   seen_new = seen_new + 1
   local h = host(key)
   count('page.created', 1)
+  if is_seed(rest) then count('seed.created', 1) end
   if PAGES_MOST and h.pages >= PAGES_MOST then
     count('page.dropped', 1)
     count('page.dropped.host_budget', 1)
+    seed_ended('[0,0,' .. rest)
     return true
   end
   push_tail(key, h, level, '[0,' .. wall .. ',' .. rest)

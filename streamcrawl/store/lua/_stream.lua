@@ -2,7 +2,8 @@
 --
 -- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else.
 local function enter(key, h, level, task)
-  call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task)
+  -- With it the politeness that holds for it, which a worker cannot know: an operator may have set it for this host.
+  call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task, 'delay', delay_of(h), 'cap', cap_of(h))
   h.in_flight = h.in_flight + 1
   count(kind_of(task) .. '.streamed', 1)
 end

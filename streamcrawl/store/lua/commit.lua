@@ -75,12 +75,14 @@ local function is_valid(c)
   end
   -- Another host's in_flight, or another line's count, would go down for it.
   local entry = call('XRANGE', STREAM, c[1], c[1])[1]
-  return not entry or (entry[2][2] == c[2] and kind_of(entry[2][6] or '') == c[3])
+  c.task = entry and entry[2][6] or ''
+  return not entry or (entry[2][2] == c[2] and kind_of(c.task) == c[3])
 end
 
 local ACT = {}
 function ACT.done(c, h)
   count(c[3] .. '.done', 1)
+  seed_ended(c.task)
   if c[3] == 'page' then
     h.pages = h.pages + 1
   else
@@ -122,10 +124,12 @@ function ACT.unanswered(c, h)
   count(c[3] .. '.unanswered', 1)
 end
 function ACT.dropped(c)
+  seed_ended(c.task)
   count(c[3] .. '.dropped', 1)
   count(c[3] .. '.dropped.' .. c[8][1], 1)
 end
 function ACT.redirected(c)
+  seed_ended(c.task)
   count(c[3] .. '.dropped', 1)
   count(c[3] .. '.dropped.redirected', 1)
 end

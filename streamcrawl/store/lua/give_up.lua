@@ -74,6 +74,7 @@ while buried < limit do
       if h.given_up == 'host_budget' then
         count(line .. '.dropped', 1)
         count(line .. '.dropped.host_budget', 1)
+        seed_ended(task)
       else
         bury(line, key, tostring(level), task, h.given_up, 'no answer; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')
       end

@@ -5,9 +5,9 @@
 -- ARGV[1] epoch   str      the epoch the caller joined with
 -- ARGV[2] stream  str      what follows the prefix, `stream:fetch` or `stream:fetch:<sink>`
 -- ARGV[3] ids     msgpack  entry ids, at most 250
--- ARGV[4] how     str      '0' not begun
---                          '1' not begun for want of a robots verdict: the host asks for it again
---                          '2' its fetch was broken off: the host's delay counts from here
+-- ARGV[4] how     str      'unbegun'
+--                          'unjudged'  not begun for want of a robots verdict: the host asks for it again
+--                          'broken'    its fetch was broken off: the host's delay counts from here
 --
 -- Returns {'OK', back} · {'GONE'}
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
@@ -18,9 +18,9 @@ local stream, back = P .. ARGV[2], 0
 local ids = cmsgpack.unpack(ARGV[3])
 for i = #ids, 1, -1 do   -- last first: each goes to the head of its queue, so the order stays
   local entry = call('XRANGE', stream, ids[i], ids[i])[1]
-  if entry and take_back(stream, ids[i], entry[2], false, false, '', ARGV[4] == '2') then
+  if entry and take_back(stream, ids[i], entry[2], false, false, '', ARGV[4] == 'broken') then
     back = back + 1
-    if ARGV[4] == '1' and stream == STREAM then
+    if ARGV[4] == 'unjudged' and stream == STREAM then
       local h = host(entry[2][2])
       if h.robots == 'known' then h.robots, h.robots_until = '', 0 end
     end

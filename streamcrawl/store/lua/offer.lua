@@ -3,29 +3,35 @@
 --
 -- KEYS[1] state  hash     the crawl's state
 -- ARGV[1] epoch  str      the epoch the caller joined with
--- ARGV[2] fence  str      entry id whose holder offers these links, '' for seeds; no entry, nothing is written
+-- ARGV[2] whose  str      'seeds'   waits at the bounds
+--                         'links'   of a page that lies in another shard: nothing of a page ever waits
+--                         entry id  the same, of a page of this shard: its entry is the fence
 -- ARGV[3] links  msgpack  fingerprint, host key, level, rest, fingerprint, …: at most 250 links
 --
 -- Returns {'OK', new}       `new` of them were not known before and are queued
 --         {'LEASE_LOST'}    the fence entry is no longer pending
 --         {'FULL', queued}  for seeds: the frontier is at its bound, nothing was written
+--         {'WAIT', seeds}   for seeds: so many of them are not ended yet, over the mark; nothing was written
 --         {'INVALID', n}    the n-th link is malformed, nothing was written
 --         {'GONE'}
 -- Derives `seen:<bucket>`, `queue:<host>:<level>`, `host:<host>`, `schedule`, `totals`, `stream:fetch`.
 -- Cost O(links). Repeat: harmless, everything is known already.
 --
--- Not allow-oom: links of a page that cannot be queued wait for the commit, seeds wait for memory.
+-- Not allow-oom: links of a page that cannot be queued wait for the commit, seeds wait for memory. Links of another
+-- shard need no fence: discovery only grows, and its own commit decides whether the page has ended.
 -- include _state
 -- include _hosts
 -- include _seen
 -- include _links
-local is_fenced = ARGV[2] ~= ''
-if is_fenced then
+local whose = ARGV[2]
+if whose == 'seeds' then
+  local had = call('HMGET', P .. 'totals', 'page.queued', 'seed.created', 'seed.ended')
+  local queued, seeds = tonumber(had[1]) or 0, (tonumber(had[2]) or 0) - (tonumber(had[3]) or 0)
+  if S.frontier_max and queued >= tonumber(S.frontier_max) then return {'FULL', queued} end
+  if S.seeds_max and seeds >= tonumber(S.seeds_max) then return {'WAIT', seeds} end
+elseif whose ~= 'links' then
   -- By pcall: without its stream or group (flushed) nothing is pending either, and the error has no length.
-  if #redis.pcall('XPENDING', STREAM, 'workers', ARGV[2], ARGV[2], 1) == 0 then return {'LEASE_LOST'} end
-elseif S.frontier_max then
-  local queued = tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0
-  if queued >= tonumber(S.frontier_max) then return {'FULL', queued} end
+  if #redis.pcall('XPENDING', STREAM, 'workers', whose, whose, 1) == 0 then return {'LEASE_LOST'} end
 end
 local _, links = pcall(cmsgpack.unpack, ARGV[3])
 local bad = bad_link(links)
@@ -36,7 +42,7 @@ for i = 1, #links, 4 do
 end
 settle()
 -- Seeds wait at the bound (FULL); links cannot, so a page that passes it stops the crawl.
-if is_fenced then stop_when_full() end
+if whose ~= 'seeds' then stop_when_full() end
 flush_seen()
 flush_counts()
 return {'OK', new}

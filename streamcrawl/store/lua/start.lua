@@ -5,7 +5,7 @@
 -- ARGV[1] epoch    str   the epoch the caller joined with
 -- ARGV[2] id       str   entry the slot holds
 -- ARGV[3] host     str   host key of the task
--- ARGV[4] wait_ms  int   longest wait that is still worth holding a slot for; -1: the START was had before, its
+-- ARGV[4] wait_ms  int   longest wait that is still worth holding a slot for; 'late': the START was had before, its
 --                         request goes out only now (connecting took long), and the host's delay counts from here
 -- ARGV[5] margin   int   ms added to the delay: between this answer and the request on the wire a worker may stall
 --
@@ -19,7 +19,7 @@
 -- include _hosts
 if #redis.pcall('XPENDING', STREAM, 'workers', ARGV[2], ARGV[2], 1) == 0 then return {'LEASE_LOST'} end
 local h = host(ARGV[3])
-if ARGV[4] == '-1' then
+if ARGV[4] == 'late' then
   local due = now + delay_of(h) + 1
   if due > h.start_due then call('HSET', P .. 'host:' .. ARGV[3], 'start_due', due) end
   return {'START'}

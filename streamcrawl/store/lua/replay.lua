@@ -1,0 +1,61 @@
+#!lua flags=allow-oom
+-- replay.lua: send dead letters back through the queues of their hosts.
+--
+-- KEYS[1] state    hash     the shard's state
+-- ARGV[1] epoch    str      the epoch the caller joined with
+-- ARGV[2] letters  msgpack  id of the dead letter, host key, level, task as it is to be queued, …: at most 250
+--
+-- Returns {'OK', {word, …}}, a word for each letter:
+--           QUEUED   it is in its host's queue, and no dead letter any more
+--           ASKED    it was a robots task: its host's gate asks for robots.txt again by itself
+--           GONE     there is no such dead letter (any more)
+--           INVALID  what is to be queued is no task, or of another host or line than the letter; nothing was written
+--         {'GONE'}
+-- Derives `dead`, `queue:<host>:<level>`, `host:<host>`, `schedule`, `failing`, `giving_up`, `totals`.
+-- Repeat: harmless, says GONE for what an earlier call has sent back.
+--
+-- A host that was given up gets another chance: otherwise its tasks would be buried again at once.
+-- include _state
+-- include _hosts
+local letters, words = cmsgpack.unpack(ARGV[2]), {}
+local function replayed(id, key, level, task)
+  local entry = call('XRANGE', P .. 'dead', id, id)[1]
+  if not entry then return 'GONE' end
+  local f = {}
+  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  local line = kind_of(f.task or '')
+  if f.host ~= key or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or kind_of(task) ~= line
+    or not string.find(task, '^%[%d+,%d+,"%l+",.*%]$') or not string.find(level, line == 'page' and '^[1-3]$' or '^0$') then
+    return 'INVALID'
+  end
+  call('XDEL', P .. 'dead', id)
+  count(line .. '.dead', -1)
+  count(line .. '.dead.' .. f.reason, -1)
+  local h = host(key)
+  if h.given_up ~= '' and h.given_up ~= 'host_budget' then
+    if h.robots == 'asked' and h.given_up == 'robots_unreachable' and call('EXISTS', queue_key(key, '0')) == 0 then
+      h.robots = ''
+    end
+    h.given_up = ''
+    call('ZREM', P .. 'giving_up', key)
+  end
+  h.failures, h.failing, h.failed_at, h.blocked_until = 0, '', 0, 0
+  call('ZREM', P .. 'failing', key)
+  if line == 'robots' then
+    -- Not queued by itself: the gate may have a task of its own under way, and two would fetch it twice.
+    count('robots.dropped', 1)
+    count('robots.dropped.replayed', 1)
+    return 'ASKED'
+  end
+  seed_ended(f.task, -1)
+  push_tail(key, h, level, task)
+  count(line .. '.queued', 1)
+  count(line .. '.replayed', 1)
+  return 'QUEUED'
+end
+for i = 1, #letters, 4 do
+  words[#words + 1] = replayed(letters[i], letters[i + 1], letters[i + 2], letters[i + 3])
+end
+settle()
+flush_counts()
+return {'OK', words}

@@ -1,0 +1,162 @@
+"""A whole crawl in Redis: its shards, one or several, opened, joined and deleted together.
+
+Every script touches one shard. What spans several is here, and each step of it may be the last one a process does: the
+next caller goes on. Hosts go to shards by their registrable domain, so all that belongs together for politeness, and
+most links of a page, lie in one. Start at `open_crawl` and `join_crawl`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from streamcrawl.errors import ConfigError
+from streamcrawl.rules.urls import hostname_of, registrable_domain
+from streamcrawl.store.connection import map_error, mapped_errors
+from streamcrawl.store.frontier import Frontier, open_shard
+from streamcrawl.store.keys import CRAWLS, ROOT, Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from redis.asyncio import Redis
+
+    from streamcrawl.settings import Settings
+
+_UNLINKED_PER_CALL: Final = 500
+
+
+@lru_cache(maxsize=65_536)
+def shard_of(host: str, shards: int) -> int:
+    """Return in which of `shards` a host key lies: by its registrable domain, the same for every version of Python."""
+    if shards == 1:
+        return 0
+    domain = registrable_domain(hostname_of(host))
+    return int.from_bytes(blake2b(domain.encode(), digest_size=8).digest(), "big") % shards
+
+
+class Shards:
+    """All shards of one crawl, with the epoch that this process joined; the first knows what is of the whole crawl."""
+
+    def __init__(self, frontiers: Sequence[Frontier]) -> None:
+        self.frontiers: Final = tuple(frontiers)
+        self.first: Final = self.frontiers[0]
+        self.client: Final = self.first.client
+        self.epoch: Final = self.first.epoch
+
+    def __len__(self) -> int:
+        return len(self.frontiers)
+
+    def __iter__(self) -> Iterator[Frontier]:
+        return iter(self.frontiers)
+
+    def index_of(self, host: str) -> int:
+        return shard_of(host, len(self.frontiers))
+
+    def of(self, host: str) -> Frontier:
+        """Return the shard of a host key."""
+        return self.frontiers[shard_of(host, len(self.frontiers))]
+
+    async def control(self, **values: str | int) -> None:
+        """Set fields of every shard's state; '' removes one. The first comes first: it is what others look at."""
+        for frontier in self.frontiers:
+            await frontier.control(**values)
+
+    async def reconcile(self) -> int:
+        """Recompute the counts of every host; returns how many were wrong."""
+        return sum([await frontier.reconcile() for frontier in self.frontiers])
+
+
+async def open_crawl(
+    client: Redis, settings: Settings, *, sinks: Sequence[str] = (), given: bytes = b""
+) -> tuple[Shards, bool]:
+    """Create the crawl or join it as it is; what was stopped for a limit goes on.
+
+    Args:
+        given: JSON of what its settings were set to, kept when the crawl is new.
+
+    Returns:
+        The crawl, and whether it was created by this call.
+
+    Raises:
+        StoreIncompatible, ConfigError: as `open_shard` says.
+    """
+    first, is_new = await open_shard(client, settings, sinks=sinks, given=given)
+    frontiers = [first]
+    for shard in range(1, settings.shards):
+        frontier, _ = await open_shard(client, settings, sinks=sinks, shard=shard, epoch=first.epoch)
+        frontiers.append(frontier)
+    with mapped_errors():
+        await client.sadd(CRAWLS, settings.name)
+    crawl = Shards(frontiers)
+    if not is_new:
+        await crawl.control(stopped="")
+    return crawl, is_new
+
+
+async def join_crawl(client: Redis, name: str) -> Shards:
+    """Return a crawl that is there, with as many shards as it has; nothing is changed.
+
+    Raises:
+        ConfigError: there is no such crawl.
+        StoreError: as every call of the store.
+    """
+    with mapped_errors():
+        epoch, identity = await client.hmget(Keys(name).state, ["epoch", "identity"])
+    if epoch is None:
+        raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
+    shards = shards_in(identity)
+    return Shards([Frontier(client, Keys(name, shard), epoch.decode()) for shard in range(shards)])
+
+
+def shards_in(identity: bytes | str | None) -> int:
+    """Return the number of shards in the stored identity of a crawl; 1 when it says nothing."""
+    try:
+        return int(msgspec.json.decode(identity or b"{}", type=dict[str, Any]).get("shards", 1))
+    except (msgspec.DecodeError, ValueError):
+        return 1
+
+
+async def crawl_names(client: Redis) -> list[str]:
+    """Return the names of all crawls in a store, sorted."""
+    with mapped_errors():
+        names: Any = await client.smembers(CRAWLS)
+    return sorted(name.decode("utf-8", "replace") for name in names)
+
+
+async def delete_crawl(client: Redis, name: str) -> int:
+    """Delete every key of a crawl in bounded steps; returns how many keys.
+
+    The epochs go first, so that workers which are still alive get GONE and write nothing more; the states go last, and
+    that of the first shard last of all. After a crash in between `open_crawl` refuses the crawl until this was called
+    again.
+    """
+    deleted = 0
+    try:
+        shards = shards_in(await client.hget(Keys(name).state, "identity"))
+        every = [Keys(name, shard) for shard in range(shards)]
+        for keys in every:
+            await client.hdel(keys.state, "epoch")
+        states = {keys.state.encode() for keys in every}
+        batch: list[bytes] = []
+        # One scan for all shards: each costs the keys of the whole server.
+        pattern = re.sub(r"([\[\]\\?*^])", r"\\\1", f"{ROOT}:{{{name}:") + "*"
+        async for key in client.scan_iter(match=pattern, count=1000):
+            if key not in states:
+                batch.append(key)
+            if len(batch) >= _UNLINKED_PER_CALL:
+                deleted += await client.unlink(*batch)
+                batch.clear()
+        if batch:
+            deleted += await client.unlink(*batch)
+        for keys in reversed(every):
+            deleted += await client.unlink(keys.state)
+        await client.srem(CRAWLS, name)
+    except (RedisError, OSError) as error:
+        raise map_error(error) from error
+    return deleted

@@ -1,0 +1,109 @@
+"""The tuning loop: brings settings that were changed live to this supervisor and its children, within a second.
+
+Scripts go by the new values from the call that stored them; workers need to be told. It also keeps the shards of one
+mind: whoever changes several may die between two of them, so a shard whose settings, pause or stop differ from the
+others' for two looks is brought in line. If it dies, this machine goes by old settings where scripts do not decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from streamcrawl.errors import ConfigError
+from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.tuning import put_in_force, read_tuned, settings_of
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.shards import Shards
+    from streamcrawl.work.loops import Log
+
+PACE_S: Final = 0.5
+
+
+class _Mind(NamedTuple):
+    """What every shard's state says alike, unless a change is under way or broke off."""
+
+    version: int
+    paused: str
+    stopped: str
+
+
+class TuningLoop:
+    def __init__(
+        self,
+        crawl: Shards,
+        settings: Settings,
+        *,
+        version: int,
+        local: Mapping[str, Any],
+        on_settings: Callable[[Settings], None],
+        log: Log,
+    ) -> None:
+        """Prepare the loop.
+
+        Args:
+            settings: What this supervisor was started with, of this `version`.
+            local: Settings of this machine, which no change touches.
+            on_settings: Called with other settings as they come into force.
+        """
+        self._crawl = crawl
+        self._settings = settings
+        self._version = version
+        self._local = local
+        self._on_settings = on_settings
+        self._log = log
+        self._stop = asyncio.Event()
+        self._patience = Patience("tuning", log)
+        self._differing: list[_Mind] = []
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            minds = await until_answered(self._look, self._patience, self._stop)
+            if minds[0].version > self._version:
+                await until_answered(self._follow, self._patience, self._stop)
+            if len(set(minds)) > 1 and minds == self._differing:
+                await until_answered(lambda minds=minds: self._align(minds), self._patience, self._stop)  # type: ignore[misc]
+            self._differing = minds
+            await sleep_or_stop(self._stop, PACE_S)
+
+    async def _look(self) -> list[_Mind]:
+        async with self._crawl.client.pipeline(transaction=False) as pipe:
+            for frontier in self._crawl:
+                pipe.hmget(frontier.keys.state, ["version", "paused", "stopped"])
+            with mapped_errors():
+                rows: list[Any] = await pipe.execute()
+        return [_Mind(int(version or 0), (paused or b"").decode(), (why or b"").decode()) for version, paused, why in rows]
+
+    async def _follow(self) -> None:
+        tuned = await read_tuned(self._crawl)
+        try:
+            settings = settings_of(self._crawl, self._settings.name, tuned.given, **self._local)
+        except ConfigError as error:
+            # Set by a newer version of streamcrawl, say. What scripts read is in force all the same.
+            self._log(f"settings of version {tuned.version} cannot be followed here: {error}")
+        else:
+            changed = [field for field in settings.__struct_fields__ if getattr(settings, field) != getattr(self._settings, field)]
+            self._log(f"settings of version {tuned.version} are in force: {', '.join(changed) or 'nothing changed here'}")
+            self._settings = settings
+            self._on_settings(settings)
+        self._version = tuned.version
+
+    async def _align(self, minds: list[_Mind]) -> None:
+        first = minds[0]
+        if any(mind.version < first.version for mind in minds):
+            tuned = await read_tuned(self._crawl)
+            await put_in_force(self._crawl, settings_of(self._crawl, self._settings.name, tuned.given), tuned)
+        if any(mind.paused != first.paused for mind in minds):
+            await self._crawl.control(paused=first.paused)
+        # A shard that was stopped by itself, because its frontier is full, stops all: links of the others come to it.
+        stops = {mind.stopped for mind in minds}
+        if len(stops) > 1:
+            await self._crawl.control(stopped=max(stops))

@@ -15,10 +15,10 @@ from redis.exceptions import ResponseError
 from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import FETCH_STREAM, Beat, open_crawl, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, LINKS, Allowance, Beat, open_shard, sink_stream
 from streamcrawl.store.keys import GROUP, Keys
 from streamcrawl.store.scripts import digest, script_names
-from tests.integration.snapshot import Lab, fast, links, urls
+from tests.integration.snapshot import Lab, fast, links, page, urls
 from tests.redis_cluster import NODES, RedisCluster, slot_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAME: Final = "slots"
 """Always the same, because it decides which nodes the shards are on; the cluster is this module's own."""
 SHARDS: Final = 8
+EPOCH: Final = "0123456789abcdef"
 SINK: Final = "out"
 LEASE_MS: Final = 60_000
 HOSTS: Final = ("http://a.example", "http://b.example", "http://c.example")
@@ -45,12 +46,28 @@ def cluster() -> Iterator[RedisCluster]:
 
 
 async def feed(lab: Lab) -> None:
-    assert await lab.frontier.feed("seeds", "begin", lease_ms=LEASE_MS) == 1
+    assert await lab.frontier.feed("seeds", "begin", lease_ms=LEASE_MS, cursor="7") == (1, "7")
+
+
+async def tune(lab: Lab) -> None:
+    assert await lab.frontier.tune(2, b"{}", ["delay_ms", "0"]) == ("OK", 2)
+
+
+async def grant(lab: Lab) -> None:
+    nothing = Allowance(granted=0, returned=0, used=0, queued=0)
+    granted, left = await lab.frontier.grant(3, nothing, wanted=50, budget=100)
+    assert 0 < granted <= 50
+    assert left == 100 - granted
+
+
+async def allow(lab: Lab) -> None:
+    assert await lab.frontier.allow(100, back=20) == Allowance(granted=100, returned=20, used=0, queued=0)
 
 
 async def offer(lab: Lab) -> None:
     addresses = [url for host in HOSTS for url in urls(host.removeprefix("http://"), PAGES)]
     assert await lab.frontier.offer(links(*addresses)) == ("OK", len(addresses))
+    assert await lab.frontier.offer(links(*addresses), whose=LINKS) == ("OK", 0)
 
 
 async def beat(lab: Lab) -> None:
@@ -127,6 +144,29 @@ async def give_up(lab: Lab) -> None:
     assert (buried > 0, given_up) == (True, 1)
 
 
+async def replay(lab: Lab) -> None:
+    (letter_id, letter), *_ = await lab.client.xrange(lab.keys.dead)
+    sent = (letter_id.decode(), letter[b"host"].decode(), letter[b"level"].decode(), letter[b"task"])
+    assert await lab.frontier.replay([sent]) == ["QUEUED"]
+
+
+async def forget(lab: Lab) -> None:
+    (letter_id, _), *_ = await lab.client.xrange(lab.keys.dead)
+    assert await lab.frontier.forget([letter_id.decode()]) == 1
+
+
+async def purge(lab: Lab) -> None:
+    await lab.frontier.put_back(FETCH_STREAM, "", is_crash=False)
+    level = page(f"{HOSTS[0]}/").level.value
+    purged, kept = await lab.frontier.purge(HOSTS[0], level, 1, None)
+    assert (purged, kept) == (1, 0)
+
+
+async def host(lab: Lab) -> None:
+    assert await lab.frontier.set_host(HOSTS[0], cap=2, delay=5, blocked=1) == "OK"
+    assert await lab.frontier.set_host(HOSTS[0], cap="", delay="", blocked="", chance=1) == "OK"
+
+
 async def reconcile(lab: Lab) -> None:
     await lab.client.hincrby(lab.keys.host(HOSTS[0]), "queued", 5)
     assert await lab.frontier.reconcile() == 1
@@ -143,19 +183,35 @@ async def audit(lab: Lab) -> None:
 
 
 async def finish(lab: Lab) -> None:
-    assert (await lab.frontier.finish())[0] == "RUNNING"
+    assert (await lab.frontier.finish()).word == "RUNNING"
 
 
 CALLS: Final[tuple[Call, ...]] = (
-    *(feed, offer, beat, dispatch, start, commit, due, hand_back, put_back, reclaim, sink_open, sink_commit),
-    *(give_up, reconcile, control, audit, finish),
+    *(
+        feed,
+        tune,
+        grant,
+        allow,
+        offer,
+        beat,
+        dispatch,
+        start,
+        commit,
+        due,
+        hand_back,
+        put_back,
+        reclaim,
+        sink_open,
+        sink_commit,
+    ),
+    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish),
 )
 """Each named for its script; `open` is called before them. They share one crawl of cap 1 and without delay."""
 
 
 async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> None:
     assert sorted(["open", *(call.__name__ for call in CALLS)]) == script_names(), "CALLS has one call of each script"
-    settings = make_settings(**fast(NAME))
+    settings = make_settings(**fast(NAME), shards=SHARDS)
     digests = [digest(name) for name in script_names()]
     nodes = set()
     for shard in range(SHARDS):
@@ -166,7 +222,7 @@ async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> 
         try:
             await client.ping()
             await client.config_resetstat()
-            frontier, _ = await open_crawl(client, settings, sinks=[SINK], shard=shard)
+            frontier, _ = await open_shard(client, settings, sinks=[SINK], shard=shard, epoch=EPOCH)
             for call in CALLS:
                 await call(Lab(frontier))
             # Those that a script met by `pcall` count too.

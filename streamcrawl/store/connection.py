@@ -374,6 +374,8 @@ class _MasterTlsConnection(_MasterConnection, SSLConnection):
 # -- errors
 
 _UNAVAILABLE: Final = "Redis does not answer now"
+_SAID_MAX: Final = 200
+"""Characters of what Redis itself said in one of our lines: MISCONF says 400."""
 _CLUSTER: Final = "this server is a node of a Redis Cluster, which is not supported: give --redis a server that is none"
 _OURS: Final = "Redis was used in a wrong way"
 
@@ -474,7 +476,10 @@ def map_error(error: Exception) -> StoreError:
     if isinstance(error, StoreError):
         return error
     kind, meaning = _meaning_of(error)
-    return kind(f"{meaning} ({_one_line(error) or type(error).__name__})")
+    text = _one_line(error) or type(error).__name__
+    if len(text) > _SAID_MAX:
+        text = text[: _SAID_MAX - 1] + "…"
+    return kind(f"{meaning} ({text})")
 
 
 def _one_line(error: Exception) -> str:

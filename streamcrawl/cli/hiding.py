@@ -26,14 +26,18 @@ def hide_passwords() -> None:
         return
     from streamcrawl.store.connection import redacted  # redis-py, which --help does not wait for
 
+    def shown(word: str) -> str:
+        option = "--redis=" if word.startswith("--redis=") else ""
+        return option + redacted(word.removeprefix(option))
+
     if hidden:
         for word in hidden:
             with suppress(ValueError):
-                sys.argv[sys.argv.index(redacted(word))] = word
+                sys.argv[sys.argv.index(shown(word))] = word
         return
-    shown = {word: redacted(word) for word in suspects if redacted(word) != word}
-    if shown and sys.executable:
-        os.environ[_VARIABLE] = json.dumps(list(shown))
+    secrets = [word for word in suspects if shown(word) != word]
+    if secrets and sys.executable:
+        os.environ[_VARIABLE] = json.dumps(secrets)
         with suppress(OSError):  # then it stays where whoever typed it has put it
-            os.execv(sys.executable, [shown.get(word, word) for word in sys.orig_argv])
+            os.execv(sys.executable, [shown(word) if word in secrets else word for word in sys.orig_argv])
         del os.environ[_VARIABLE]

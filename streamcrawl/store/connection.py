@@ -9,6 +9,7 @@ for Redis Sentinel" (redis.io).
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -51,6 +52,7 @@ SENTINELS_MAX: Final = 16
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _QUERY: Final = re.compile(r"^(db|username|password|ssl_\w+)$")
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SENTINEL_QUERY: Final = ("sentinel_username", "sentinel_password")
 
 
@@ -160,6 +162,8 @@ def _check_url(url: str) -> None:
     for name, values in parse_qs(parts.query, keep_blank_values=True).items():
         if not (_QUERY.match(name) or (is_sentinel and name in _SENTINEL_QUERY)):
             raise refused(f"the option {name!r} is not ours to change; db, username, password and ssl_... are")
+        if name in _FILES and not os.path.isfile(values[0]):
+            raise refused(f"{name} names the file {values[0]!r}, which is not there")
         if name == "db" and not values[0].isdigit():
             raise refused(f"the database is a number, not {values[0]!r}")
 
@@ -304,7 +308,8 @@ class _Masters:
             refusal = next((error for error in errors if isinstance(error, kind)), None)
             if refusal is not None:
                 raise refusal
-        raise MasterNotFoundError(f"no Sentinel answers: {'; '.join(map(str, errors))}") from errors[0]
+        asked = ", ".join(f"{host}:{port}" for host, port in self._sentinels)
+        raise MasterNotFoundError(f"no Sentinel answers: {asked}; {errors[0]}") from errors[0]
 
     async def _ask(self, sentinel: Address) -> _Word:
         host, port = sentinel
@@ -498,6 +503,8 @@ def _meaning_of(error: Exception) -> _Meaning:
         )
     elif kind is StoreError:
         kind, meaning = _MEANING_BY_CODE.get(text.split(" ", 1)[0], (kind, meaning))
+        if re.match(r"(ERR )?(The user executing the script|ACL failure in script)", text):  # as 7.0 and 8.2 put it
+            kind, meaning = _MEANING["NoPermissionError"]
         if text.lower().startswith(("unknown command", "err unknown command")):
             kind = StoreIncompatible
             meaning = "this server lacks a command: streamcrawl needs Redis 7.0 or Valkey 7.2, or newer"

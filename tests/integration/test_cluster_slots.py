@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from redis.exceptions import ResponseError
 
+from streamcrawl.errors import StoreIncompatible
 from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
-from streamcrawl.store.connection import connect
+from streamcrawl.store.connection import check_server, connect, mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, LINKS, Allowance, Beat, open_shard, sink_stream
 from streamcrawl.store.keys import GROUP, Keys
-from streamcrawl.store.scripts import digest, script_names
+from streamcrawl.store.scripts import Scripts, digest, script_names
 from tests.integration.snapshot import Lab, fast, links, page, urls
 from tests.redis_cluster import NODES, RedisCluster, slot_of
 
@@ -258,5 +259,17 @@ async def test_node_refuses_keys_of_another_slot(cluster: RedisCluster) -> None:
             await client.config_resetstat()
             await client.eval(f"#!lua\nredis.pcall('GET', '{key}')", 1, state)
             assert await client.info("errorstats")
+    finally:
+        await client.aclose()
+
+
+async def test_cluster_node_that_has_other_slots_is_no_store(cluster: RedisCluster) -> None:
+    key = Keys(NAME, 0).state
+    away = next(node for node in cluster.nodes if node is not cluster.node_of(key))
+    client = connect(away.url)
+    try:
+        for call in (check_server(client), client.get(key), Scripts(client, key).run("finish", EPOCH)):
+            with pytest.raises(StoreIncompatible, match="node of a Redis Cluster"), mapped_errors():
+                await call
     finally:
         await client.aclose()

@@ -62,7 +62,7 @@ def sentinel(master: RedisServer) -> Iterator[SentinelServer]:
         "redis+sentinel://localhost/crawls",
         "redis+sentinel://localhost/crawls/",
         "redis+sentinel://a:26379,b,[::1]:26380/crawls/3",
-        "rediss+sentinel://user:p%2Fss@a,b/crawls/0?ssl_ca_certs=/etc/ca.pem&ssl_check_hostname=false",
+        f"rediss+sentinel://user:p%2Fss@a,b/crawls/0?ssl_ca_certs={__file__}&ssl_check_hostname=false",
         "redis+sentinel://:secret@a/crawls?sentinel_username=asker&sentinel_password=s%26cret&db=2",
     ],
 )
@@ -213,7 +213,7 @@ async def test_majority_of_the_sentinels_is_enough(master: RedisServer) -> None:
             with pytest.raises(StoreUnavailable, match="no Sentinel answers") as caught, mapped_errors():
                 await client.ping()
             for server in (one, two, three):
-                assert f"Sentinel 127.0.0.1:{server.port}" in str(caught.value)
+                assert f"127.0.0.1:{server.port}" in str(caught.value)
 
 
 async def test_what_waiting_would_not_mend_is_refused(master: RedisServer, sentinel: SentinelServer) -> None:

@@ -78,12 +78,12 @@ class Scope:
 
     @classmethod
     def from_state(cls, settings: Settings, state: Mapping[str, Any]) -> Scope:
-        """Return the scope whose `state()` this is. Patterns and lengths are those of `settings`, the rest stays."""
-        return cls(settings, state["kind"], state["hosts"], state["prefixes"])
+        """Return the scope whose `state()` this is. Hosts and prefixes stay; the rest is as `settings` say."""
+        return cls(settings, settings.scope, state["hosts"], state["prefixes"])
 
     def state(self) -> dict[str, Any]:
         """Return what `from_state` needs, as JSON can hold it."""
-        return {"kind": self.kind, "hosts": list(self._hosts), "prefixes": list(self._prefixes)}
+        return {"hosts": list(self._hosts), "prefixes": list(self._prefixes)}
 
     def admits(self, url: str, *, page_host: str) -> bool:
         """Return whether the link `url` (canonical), found on a page of the host key `page_host`, is in scope."""

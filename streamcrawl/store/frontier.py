@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
 test_store_cost.py), and no script should take over 5 ms."""
+TAKEN_PER_CALL: Final = 100
+"""Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
 FETCH_STREAM: Final = "stream:fetch"
 SEEDS: Final = "seeds"
 LINKS: Final = "links"
@@ -142,6 +144,15 @@ class Dispatched:
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
 
 
+class Mind(NamedTuple):
+    """What every shard's state says alike, unless a change is under way or broke off."""
+
+    version: int
+    """Of the settings."""
+    paused: str
+    stopped: str
+
+
 class Rest(NamedTuple):
     """Whether a shard has come to rest, as finish.lua says."""
 
@@ -150,6 +161,7 @@ class Rest(NamedTuple):
     created: int
     """Pages discovered and replayed so far; it only grows."""
     done: int
+    mind: Mind
 
 
 class Allowance(NamedTuple):
@@ -236,8 +248,8 @@ class Frontier:
         how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
-        for start in reversed(range(0, len(entry_ids), LINKS_PER_CALL)):
-            chunk = _PACK(list(entry_ids[start : start + LINKS_PER_CALL]))
+        for start in reversed(range(0, len(entry_ids), TAKEN_PER_CALL)):
+            chunk = _PACK(list(entry_ids[start : start + TAKEN_PER_CALL]))
             answer = await self._run("hand_back", self.epoch, stream, chunk, how)
             back += answer[1]
         return back
@@ -246,12 +258,12 @@ class Frontier:
         """Take back all that a dead consumer held ('' for all consumers) and remove it; returns how many entries."""
         back: int = 0
         while True:
-            answer = await self._run("put_back", self.epoch, stream, consumer, "1" if is_crash else "0", 250)
+            answer = await self._run("put_back", self.epoch, stream, consumer, "1" if is_crash else "0", TAKEN_PER_CALL)
             back += answer[1]
             if not answer[2]:
                 return back
 
-    async def reclaim(self, stream: str, *, lease_ms: int, limit: int = 100) -> tuple[str, int]:
+    async def reclaim(self, stream: str, *, lease_ms: int, limit: int = TAKEN_PER_CALL) -> tuple[str, int]:
         """Take back what was not renewed for a lease: ("OK", count) or ("HOLD", ms)."""
         answer = await self._run("reclaim", self.epoch, stream, lease_ms, limit)
         return answer[0].decode(), answer[1]
@@ -274,8 +286,8 @@ class Frontier:
 
     async def finish(self) -> Rest:
         """Ask whether the shard has come to rest."""
-        word, created, done = await self._run("finish", self.epoch)
-        return Rest(word.decode(), created, done)
+        word, created, done, version, paused, stopped = await self._run("finish", self.epoch)
+        return Rest(word.decode(), created, done, Mind(version, paused.decode(), stopped.decode()))
 
     async def feed(
         self,

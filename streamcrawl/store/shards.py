@@ -107,7 +107,8 @@ async def join_crawl(client: Redis, name: str) -> Shards:
         StoreError: as every call of the store.
     """
     with mapped_errors():
-        epoch, identity = await client.hmget(Keys(name).state, ["epoch", "identity"])
+        row: Any = await client.hmget(Keys(name).state, ["epoch", "identity"])
+    epoch, identity = row
     if epoch is None:
         raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
     shards = shards_in(identity)

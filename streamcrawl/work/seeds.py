@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 STDIN: Final = "-"
 LINE_MAX_BYTES: Final = 65_536
@@ -156,7 +156,7 @@ class SeedLoop:
 
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         sources: Iterator[SeedLine],
         settings: Settings,
         log: Callable[[str], None],
@@ -164,7 +164,7 @@ class SeedLoop:
         feeder: str = "",
     ) -> None:
         """Prepare the loop; `feeder` names these seeds: another run of the same name offers them again."""
-        self._frontier = frontier
+        self._crawl = crawl
         self._feeder = feeder or secrets.token_hex(8)
         self._lease_ms = settings.lease_ms
         self._sources = sources
@@ -182,7 +182,7 @@ class SeedLoop:
 
     async def begin(self, *, is_alone: bool = False) -> None:
         """Keep the crawl from ending before `run` has offered everything; `is_alone`: nobody else can be alive."""
-        await self._frontier.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
+        await self._crawl.first.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Offer everything, then close the crawl; when stopped before, it stays open for the rest.
@@ -201,13 +201,13 @@ class SeedLoop:
             await self._end_signing()
             if not self._is_done:
                 with suppress(StoreError):  # it gives no sign any more, which says the same a lease later
-                    await self._frontier.feed(self._feeder, "leave", lease_ms=self._lease_ms)
+                    await self._crawl.first.feed(self._feeder, "leave", lease_ms=self._lease_ms)
 
     async def _sign(self) -> None:
         is_over = False
         while not is_over:
             with suppress(StoreError):  # the offers meet the same error, and know what it means
-                await self._frontier.feed(self._feeder, "sign", lease_ms=self._lease_ms)
+                await self._crawl.first.feed(self._feeder, "sign", lease_ms=self._lease_ms)
             is_over = await sleep_or_stop(self._is_signed_off, self._lease_ms / 1000 / SIGNS_PER_LEASE)
 
     async def _end_signing(self) -> None:
@@ -232,7 +232,7 @@ class SeedLoop:
                 self._log(f"seeds: {self.refused} lines in all were not http(s) URLs")
             await self._end_signing()
             await until_answered(
-                lambda: self._frontier.feed(self._feeder, "done", lease_ms=self._lease_ms), self._patience, stop
+                lambda: self._crawl.first.feed(self._feeder, "done", lease_ms=self._lease_ms), self._patience, stop
             )
             self._is_done = True
 
@@ -257,7 +257,7 @@ class SeedLoop:
         is_told = False
         while True:
             try:
-                word, count = await until_answered(lambda: self._frontier.offer(links), self._patience, stop)
+                word, count = await until_answered(lambda: self._crawl.first.offer(links), self._patience, stop)
             except StoreFull:
                 word, count = "FULL", 0
             if word == "OK":

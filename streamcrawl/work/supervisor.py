@@ -163,7 +163,12 @@ class Supervisor:
             log=log,
         )
         self._end = EndLoop(
-            crawl, is_busy=self._is_busy, pages_max=self._pages_max, stays_for=stays_for, log=log
+            crawl,
+            is_busy=self._is_busy,
+            pages_max=self._pages_max,
+            stays_for=stays_for,
+            on_minds=self._tuning.hear,
+            log=log,
         )
 
     def stop(self) -> None:

@@ -104,10 +104,9 @@ async def run_worker(child: Child) -> None:
         reading = _start(read.run(), "ReadLoop")
         loops = [reading]
         for shard in shards:
-            every = [shard.commit, shard.dispatch, shard.due]
+            loops += [_start(loop.run(), type(loop).__name__) for loop in (shard.commit, shard.dispatch, shard.due)]
             if len(shards) > 1:
-                every.append(shard.offers)  # with a single shard nothing lies elsewhere
-            loops += [_start(loop.run(), type(loop).__name__) for loop in every]
+                loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
         stopping = _start(_wait(child.stop), "stop")
         try:
             await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -162,11 +162,14 @@ def _faults(state: State) -> list[str]:
     queued, streamed, delayed = Counter[str](), Counter[str](), Counter[str]()
     queued_of, in_flight_of, pages_in_flight_of = Counter[str](), Counter[str](), Counter[str]()
     robots_tasks = Counter[str]()
+    seeds = 0
     places: dict[tuple[str, str], list[str]] = {}
 
     def place(host: str, level: str, stored: str, where: str) -> str:
         task = decode_task(host, level, stored.encode())
         places.setdefault((task.url, task.kind.value), []).append(where)
+        nonlocal seeds
+        seeds += task.kind is Kind.PAGE and task.depth == 0
         robots_tasks[host] += task.kind is Kind.ROBOTS
         if (task.kind is Kind.ROBOTS) != (level == Level.CONTROL):
             faults.append(f"{task.kind} task in level {level} of {host}")
@@ -199,6 +202,7 @@ def _faults(state: State) -> list[str]:
         for end in ("dead", "dropped"):
             reasons = sum(n for name, n in totals.items() if name.startswith(f"{line}.{end}."))
             expect(f"{line}.{end} by reason", count[end], reasons)
+    expect("seeds that are not ended", totals.get("seed.created", 0) - totals.get("seed.ended", 0), seeds)
     for sink in filter(None, str(fields.get("sinks", "")).split(",")):
         waiting = len(state[f"{FETCH_STREAM}:{sink}"]["entries"])
         expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)
@@ -226,9 +230,11 @@ def _faults(state: State) -> list[str]:
         is_asked = fields["robots"] == 1 and h.get("robots") == "asked"
         if is_asked and not h.get("given_up"):
             expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])
+        expect(f"{host} among the blocked", host in state.get("blocked", {}), h.get("blocked") == 1)
         should = (
             queued_of[host] > 0
             and not h.get("given_up")
+            and not h.get("blocked")
             and in_flight_of[host] < cap
             and (not most or h.get("pages", 0) + in_flight_of[host] < most)
             and (not is_asked or f"queue:{host}:0" in state)
@@ -263,6 +269,9 @@ class Held:
     id: str
     task: CrawlTask
     stored: str
+    delay: int = 0
+    """Of its host, ms, as the entry says it."""
+    cap: int = 1
 
     @property
     def host(self) -> str:
@@ -332,7 +341,8 @@ class Lab:
     def held(self, entry_id: bytes, fields: dict[bytes, bytes]) -> Held:
         stored = fields[b"task"]
         task = decode_task(fields[b"host"].decode(), fields[b"level"].decode(), stored)
-        return Held(entry_id.decode(), task, stored.decode())
+        politeness = int(fields.get(b"delay", 0)), int(fields.get(b"cap", 1))
+        return Held(entry_id.decode(), task, stored.decode(), *politeness)
 
     async def take(self, consumer: str = "w1", count: int = 1000) -> list[Held]:
         """Dispatch and read."""

@@ -13,6 +13,7 @@ from streamcrawl.errors import ConfigError
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL
+from streamcrawl.store.shards import Shards
 from streamcrawl.work.seeds import LINE_MAX_BYTES, SeedLine, SeedLoop, argument_lines, read_lines, seed_url
 from tests.integration.snapshot import Lab, fast, wait_until
 from tests.redis_server import DURABLE, RedisServer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def seed_loop(lab: Lab, sources: Iterator[SeedLine], log: list[str]) -> SeedLoop:
-    return SeedLoop(lab.frontier, sources, make_settings(name="any"), log.append)
+    return SeedLoop(Shards([lab.frontier]), sources, make_settings(name="any"), log.append)
 
 
 def numbered(count: int) -> Iterator[SeedLine]:

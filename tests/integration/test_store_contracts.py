@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
-from streamcrawl.rules.task import Level, Outcome
+from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
-from streamcrawl.store.frontier import Beat, Dispatched, Frontier, open_shard
+from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, open_shard
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.scripts import Scripts, script_names, source
 from streamcrawl.store.shards import delete_crawl
@@ -49,7 +49,8 @@ def case(script: str, word: str) -> Callable[[Case], Case]:
 
 
 def entry(held: Held) -> dict[str, Any]:
-    return {"host": held.host, "level": int(held.task.level), "task": held.stored}
+    """What lies in the stream for it, under the politeness of `fast`."""
+    return {"host": held.host, "level": int(held.task.level), "task": held.stored, "delay": 0, "cap": 1}
 
 
 # -- open
@@ -192,6 +193,24 @@ async def offer_full(open_lab: OpenLab) -> None:
     assert await lab.frontier.offer(links(f"{B}/")) == ("OK", 1)
 
 
+@case("offer", "WAIT")
+async def offer_wait(open_lab: OpenLab) -> None:
+    lab = await open_lab(seeds_waiting_max=2)
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    assert await lab.changes(lab.frontier.offer(links(f"{B}/"))) == (("WAIT", 2), {})
+    # Links never wait, and are no seeds; what is tried again is a seed still.
+    assert await lab.frontier.offer(links(f"{B}/1", depth=1), whose=LINKS) == ("OK", 1)
+    assert await lab.frontier.offer(links(f"{B}/2", depth=1), whose=held.id) == ("OK", 1)
+    await lab.end(held, Outcome.RETRY)
+    assert await lab.frontier.offer(links(f"{B}/")) == ("WAIT", 2)
+    await lab.let_pass(1000)
+    await lab.frontier.due()
+    held = next(one for one in await lab.take() if one.host == A)
+    await lab.end(held)
+    assert await lab.frontier.offer(links(f"{B}/")) == ("OK", 1)
+
+
 @case("offer", "INVALID")
 async def offer_invalid(open_lab: OpenLab) -> None:
     lab = await open_lab()
@@ -212,9 +231,11 @@ async def offer_invalid(open_lab: OpenLab) -> None:
         (251, good * 251),
     ]
     for n, flat in broken:
-        run = Scripts(lab.client, lab.keys.state).run("offer", lab.frontier.epoch, "", msgspec.msgpack.encode(flat))
+        run = Scripts(lab.client, lab.keys.state).run(
+            "offer", lab.frontier.epoch, "seeds", msgspec.msgpack.encode(flat)
+        )
         assert await lab.changes(run) == ([b"INVALID", n], {}), flat
-    run = Scripts(lab.client, lab.keys.state).run("offer", lab.frontier.epoch, "", b"\xc1")
+    run = Scripts(lab.client, lab.keys.state).run("offer", lab.frontier.epoch, "seeds", b"\xc1")
     assert await lab.changes(run) == ([b"INVALID", 1], {})
 
 
@@ -328,6 +349,7 @@ async def commit_done(open_lab: OpenLab) -> None:
             "page.done": (None, 1),
             "page.queued": (0, 1),
             "page.streamed": (1, 0),
+            "seed.ended": (None, 1),
         },
     }
 
@@ -510,7 +532,12 @@ async def give_up_ok(open_lab: OpenLab) -> None:
         "giving_up": {A: (None, now)},
         f"host:{A}": {"given_up": (None, "host_unreachable"), "queued": (2, 1)},
         "schedule": {A: (now, None)},
-        "totals": {"page.queued": (2, 1), "page.dead": (None, 1), "page.dead.host_unreachable": (None, 1)},
+        "totals": {
+            "page.queued": (2, 1),
+            "page.dead": (None, 1),
+            "page.dead.host_unreachable": (None, 1),
+            "seed.ended": (None, 1),
+        },
     }
     assert await act(limit=5) == (1, 0, 0)
     assert await lab.changes(act(limit=5)) == ((0, 0, 0), {})
@@ -557,6 +584,248 @@ async def control_ok(open_lab: OpenLab) -> None:
     act = partial(lab.frontier.control, paused=1, pages_max="")
     assert (await lab.changes(act()))[1] == {"state": {"paused": (None, 1), "pages_max": (5, None)}}
     assert (await lab.changes(act()))[1] == {}
+
+
+@case("tune", "OK")
+async def tune_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab(pages_max=5)
+    act = partial(lab.frontier.tune, 2, b'{"delay_ms":[50,"here"]}', ["delay_ms", "50", "pages_max", ""])
+    answer, changed = await lab.changes(act())
+    assert answer == ("OK", 2)
+    assert changed == {
+        "state": {
+            "delay_ms": (0, 50),
+            "pages_max": (5, None),
+            "settings": (None, '{"delay_ms":[50,"here"]}'),
+            "version": (1, 2),
+        }
+    }
+    # Shards but the first keep no JSON.
+    assert await lab.changes(lab.frontier.tune(5, b"", ["delay_ms", "60"])) == (
+        ("OK", 5),
+        {"state": {"delay_ms": (50, 60), "version": (2, 5)}},
+    )
+
+
+@case("tune", "CONFLICT")
+async def tune_conflict(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.frontier.tune(2, b"{}", ["cap", "2"])
+    for version in (1, 2):
+        assert await lab.changes(lab.frontier.tune(version, b"{}", ["cap", "3"])) == (("CONFLICT", 2), {})
+
+
+@case("host", "OK")
+async def host_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    tell = partial(lab.frontier.set_host, A)
+    for _ in range(2):
+        assert await tell(delay=700, cap=3) == "OK"
+        assert (await lab.host(A))["delay_set"] == 700
+    [held] = await lab.take()
+    assert (held.delay, held.cap) == (700, 3)
+    await lab.frontier.hand_back(FETCH_STREAM, [held.id])
+    await lab.let_pass(701)  # it was due its delay after it was handed out
+    now = near(await lab.now())
+    blocked = {"blocked": {A: (None, now)}, f"host:{A}": {"blocked": (None, 1)}, "schedule": {A: (now, None)}}
+    assert await lab.changes(tell(blocked=1)) == ("OK", blocked)
+    assert await lab.changes(tell(blocked=1)) == ("OK", {})
+    assert await lab.take() == []
+    answer, changed = await lab.changes(tell(blocked="", delay="", cap=""))
+    assert answer == "OK"
+    assert changed == {
+        "blocked": {A: (now, None)},
+        f"host:{A}": {"blocked": (1, None), "delay_set": (700, None), "cap": (3, None)},
+        "schedule": {A: (None, now)},
+    }
+    [held] = await lab.take()
+    assert (held.delay, held.cap) == (0, 1)
+    # Another chance: as if it had never failed, and what is left of it may be fetched.
+    await lab.end(held, Outcome.UNANSWERED)
+    await lab.frontier.give_up(after_ms=0, idle_ms=0, limit=0)
+    assert (await lab.host(A))["given_up"] == "host_unreachable"
+    for _ in range(2):
+        assert await tell(chance=1) == "OK"
+        state = await lab.snapshot()
+        assert state[f"host:{A}"] == {"queued": 1, "due": now}
+        assert list(state["schedule"]) == [A]
+        assert not {"failing", "giving_up", "blocked"} & state.keys()
+
+
+@case("host", "MANY")
+async def host_many(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.frontier.set_host(B, blocked=1)
+    many = {f"http://h{n}.test": 1 for n in range(9_999)}
+    await lab.client.zadd(lab.keys.blocked, many)
+    assert await lab.changes(lab.frontier.set_host(A, delay=5, blocked=1)) == ("MANY", {})
+    assert await lab.changes(lab.frontier.set_host(B, blocked=1)) == ("OK", {})
+    await lab.client.zrem(lab.keys.blocked, *many)
+
+
+# -- the budget over shards
+
+
+@case("grant", "OK")
+async def grant_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    act = partial(lab.frontier.grant, 1, Allowance(0, 0, 0, 9), wanted=6, budget=10)
+    assert await lab.changes(act()) == ((6, 4), {"grants": {"granted:1": (None, 6), "returned:1": (None, 0)}})
+    assert await lab.changes(act()) == ((6, 4), {})  # granted again, not once more
+    assert await lab.frontier.grant(2, Allowance(0, 0, 0, 9), wanted=9, budget=10) == (4, 0)
+    # What one gives back, another one may have; a smaller budget leaves less than nothing.
+    back = partial(lab.frontier.grant, 1, Allowance(6, 5, 1, 0), wanted=0, budget=10)
+    assert await lab.changes(back()) == ((6, 5), {"grants": {"returned:1": (0, 5)}})
+    assert await lab.frontier.grant(2, Allowance(4, 0, 4, 9), wanted=9, budget=3) == (4, -2)
+    assert await lab.frontier.grant(2, Allowance(4, 0, 4, 9), wanted=9, budget=10) == (9, 0)
+
+
+@case("allow", "OK")
+async def allow_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3), *urls("b.test", 1))
+    await lab.take(count=1)
+    act = partial(lab.frontier.allow, 3)
+    assert await lab.changes(act()) == (
+        Allowance(3, 0, 1, 3),
+        {"state": {"granted": (None, 3), "returned": (None, 0), "pages_max": (None, 3)}},
+    )
+    assert await lab.changes(act()) == (Allowance(3, 0, 1, 3), {})
+    assert await lab.changes(lab.frontier.allow(2)) == (Allowance(3, 0, 1, 3), {})  # an old answer, come late
+    # What is done or under way cannot be given back.
+    assert await lab.changes(lab.frontier.allow(3, back=9)) == (
+        Allowance(3, 2, 1, 3),
+        {"state": {"returned": (0, 2), "pages_max": (3, 1)}},
+    )
+    assert await lab.changes(lab.frontier.allow(3, back=9)) == (Allowance(3, 2, 1, 3), {})
+    assert (await lab.frontier.dispatch(5)).word == "BUDGET"
+    assert await lab.changes(lab.frontier.allow(None)) == (Allowance(3, 2, 1, 3), {"state": {"pages_max": (1, None)}})
+
+
+# -- what an operator sends again, or away
+
+
+async def _buried(open_lab: OpenLab, **values: Any) -> tuple[Lab, str, Held]:
+    """A crawl with one dead letter of A; its id, and the entry as it was in hand."""
+    lab = await open_lab(**values)
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    await lab.end(held, Outcome.DEAD)
+    [[letter, _]] = await lab.client.xrange(lab.keys.dead)
+    return lab, letter.decode(), held
+
+
+@case("replay", "OK")
+@case("replay", "QUEUED")
+async def replay_queued(open_lab: OpenLab) -> None:
+    lab, letter, held = await _buried(open_lab)
+    act = partial(lab.frontier.replay, [(letter, A, "1", held.stored.encode())])
+    words, changed = await lab.changes(act())
+    assert words == ["QUEUED"]
+    now = near(await lab.now())
+    assert len(changed["dead"]["entries"][0]) == 1
+    del changed["dead"]
+    assert changed == {
+        f"host:{A}": {"queued": (None, 1)},
+        f"queue:{A}:1": (None, [held.stored]),
+        "schedule": {A: (None, now)},
+        "totals": {
+            "page.dead": (1, 0),
+            "page.dead.http": (1, 0),
+            "page.queued": (0, 1),
+            "page.replayed": (None, 1),
+            "seed.ended": (1, 0),
+        },
+    }
+    assert await lab.changes(act()) == (["GONE"], {})
+    await lab.end_all(await lab.take())
+    await lab.frontier.control(closed=1)
+    await finish_says(lab, "ENDED", 2, done=1)
+
+
+@case("replay", "INVALID")
+async def replay_invalid(open_lab: OpenLab) -> None:
+    lab, letter, held = await _buried(open_lab)
+    good = held.stored.encode()
+    broken = [
+        (letter, B, "2", good),
+        (letter, A, "0", good),
+        (letter, A, "2", good[:-1]),
+        (letter, A, "2", good.replace(b"page", b"robots")),
+        (letter, A, "0", good.replace(b"page", b"robots")),
+        ("no id", A, "2", good),
+        ("99999999999999999999-1", A, "2", good),
+    ]
+    words, changed = await lab.changes(lab.frontier.replay(broken))
+    assert (words, changed) == (["INVALID"] * len(broken), {})
+    assert await lab.frontier.replay([*broken, (letter, A, "2", good)]) == ["INVALID"] * len(broken) + ["QUEUED"]
+
+
+@case("replay", "ASKED")
+async def replay_asked(open_lab: OpenLab) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(f"{A}/")
+    [robots] = await lab.take()
+    await lab.end(robots, Outcome.DEAD)
+    assert await lab.frontier.give_up(after_ms=0, idle_ms=0) == (1, 0, 0)
+    letters = [
+        (entry_id.decode(), A, fields[b"level"].decode(), fields[b"task"])
+        for entry_id, fields in await lab.client.xrange(lab.keys.dead)
+    ]
+    assert await lab.frontier.replay(letters) == ["ASKED", "QUEUED"]
+    assert await lab.changes(lab.frontier.replay(letters)) == (["GONE", "GONE"], {})
+    totals = await lab.totals()
+    assert (totals["robots.dropped.replayed"], totals["page.replayed"]) == (1, 1)
+    # Its gate asks again, once.
+    [again] = await lab.take()
+    assert again.task.kind is Kind.ROBOTS
+    await lab.end(again)
+    [held] = await lab.take()
+    await lab.end(held)
+
+
+@case("forget", "OK")
+async def forget_ok(open_lab: OpenLab) -> None:
+    lab, letter, _ = await _buried(open_lab)
+    act = partial(lab.frontier.forget, [letter, FENCE, "no id"])
+    answer, changed = await lab.changes(act())
+    assert answer == 1
+    assert len(changed.pop("dead")["entries"][0]) == 1
+    assert changed == {
+        "totals": {
+            "page.dead": (1, 0),
+            "page.dead.http": (1, 0),
+            "page.dropped": (None, 1),
+            "page.dropped.purged": (None, 1),
+        }
+    }
+    assert await lab.changes(act()) == (0, {})
+
+
+@case("purge", "OK")
+async def purge_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 4))
+    key = f"queue:{A}:2"
+    first, second, third, fourth = (await lab.snapshot())[key]
+    answer, changed = await lab.changes(lab.frontier.purge(A, "2", 3, [second.encode(), fourth.encode()]))
+    assert answer == (1, 2)
+    assert changed == {
+        f"host:{A}": {"queued": (4, 3)},
+        key: ([first, second, third, fourth], [fourth, first, third]),
+        "totals": {
+            "page.queued": (4, 3),
+            "page.dropped": (None, 1),
+            "page.dropped.purged": (None, 1),
+            "seed.ended": (None, 1),
+        },
+    }
+    answer, changed = await lab.changes(lab.frontier.purge(A, "2", 500, None))
+    assert answer == (3, 0)
+    assert (changed[f"host:{A}"], changed["schedule"][A][1], changed[key][1]) == ({"queued": (3, None)}, None, None)
+    assert await lab.changes(lab.frontier.purge(A, "2", 500, None)) == ((0, 0), {})
+    assert await lab.offer(*urls("a.test", 4)) == 0  # they stay seen
 
 
 # -- feed
@@ -629,7 +898,10 @@ async def finish_unfed(open_lab: OpenLab) -> None:
 
 
 async def finish_says(lab: Lab, word: str, created: int, done: int = 0) -> None:
-    assert await lab.changes(lab.frontier.finish()) == ((word, created, done), {})
+    rest, changed = await lab.changes(lab.frontier.finish())
+    assert (rest[:3], changed) == ((word, created, done), {})
+    state = (await lab.snapshot())["state"]
+    assert rest.mind == (state["version"], str(state.get("paused", "")), state.get("stopped", ""))
 
 
 @case("finish", "RUNNING")
@@ -643,7 +915,7 @@ async def finish_running(open_lab: OpenLab) -> None:
     await lab.frontier.control(paused=1, stopped="MEMORY_FULL")
     await finish_says(lab, "RUNNING", 1)  # in the stream: whatever else is said, it is under way
     await lab.end(held, items=("out", "{}"))
-    await finish_says(lab, "RUNNING", 1)  # a record waits for its sink
+    await finish_says(lab, "RUNNING", 1, done=1)  # a record waits for its sink
 
 
 @case("finish", "ENDED")
@@ -659,7 +931,13 @@ async def finish_ended(open_lab: OpenLab) -> None:
     await lab.frontier.due()
     [held] = await lab.take()
     await lab.end(held)
-    await finish_says(lab, "ENDED", 1)
+    await finish_says(lab, "ENDED", 1, done=1)
+    # What a blocked host keeps does not hold the end, robots task included, as long as it is counted right.
+    await lab.offer(*urls("b.test", 2))
+    assert await lab.frontier.set_host(B, blocked=1) == "OK"
+    await finish_says(lab, "ENDED", 3, done=1)
+    await lab.frontier.set_host(B, blocked="")
+    await finish_says(lab, "RUNNING", 3, done=1)
 
 
 @case("finish", "LIMIT")
@@ -667,7 +945,7 @@ async def finish_limit(open_lab: OpenLab) -> None:
     lab = await open_lab(pages_max=1)
     await lab.offer(*urls("a.test", 2))
     await lab.end_all(await lab.take())
-    await finish_says(lab, "LIMIT", 2)
+    await finish_says(lab, "LIMIT", 2, done=1)
 
 
 @case("finish", "STOPPED")
@@ -703,7 +981,7 @@ async def finish_unbalanced(open_lab: OpenLab) -> None:
     await lab.end_all(await lab.take())
     await lab.client.hincrby(lab.keys.totals, "page.streamed", 1)
     assert (await lab.frontier.dispatch(5)).word == "BUDGET"
-    await finish_says(lab, "UNBALANCED", 3)
+    await finish_says(lab, "UNBALANCED", 3, done=1)
     await lab.client.hincrby(lab.keys.totals, "page.streamed", -1)
 
 

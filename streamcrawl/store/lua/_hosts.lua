@@ -106,6 +106,29 @@ local function fetch_ended(h, ended)
   if cap_of(h) > 1 and delay > 0 and due > h.start_due then h.start_due = due end
 end
 
+-- A host that was given up gets another chance, as if it had never failed. A page budget that is used up is no failure.
+local function give_chance(key, h)
+  if h.given_up == 'host_budget' then return end
+  h.given_up, h.failures, h.failing, h.failed_at, h.blocked_until = '', 0, '', 0, 0
+  call('ZREM', P .. 'giving_up', key)
+  call('ZREM', P .. 'failing', key)
+end
+
+-- Fields of a dead letter by name; nil when there is none, or none that `bury` wrote.
+local function letter_of(id)
+  local entry, f = is_id(id) and call('XRANGE', P .. 'dead', id, id)[1], {}
+  if not entry then return nil end
+  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
+  return f.host and f.task and f.reason and f or nil
+end
+local function leave_dead(id, f)
+  local line = kind_of(f.task)
+  call('XDEL', P .. 'dead', id)
+  count(line .. '.dead', -1)
+  count(line .. '.dead.' .. f.reason, -1)
+  return line
+end
+
 -- Tasks of depth 0 are counted by themselves: whoever feeds seeds waits while too many of them are not ended yet.
 local function is_seed(rest) return string.find(rest, '^"page","[^"]*",0[,%]]') ~= nil end
 local function seed_ended(task, n)
@@ -113,7 +136,6 @@ local function seed_ended(task, n)
 end
 
 local function bury(line, key, level, task, reason, error, status, worker)
-  seed_ended(task)
   call('XADD', P .. 'dead', '*', 'stage', 'fetch', 'reason', reason, 'host', key, 'level', level, 'task', task,
     'error', error, 'last_status', status, 'worker', worker)
   count(line .. '.dead', 1)

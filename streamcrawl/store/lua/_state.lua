@@ -37,6 +37,13 @@ local function flush_counts()
   counts = {}
 end
 
+-- Is it the id of a stream entry? Redis raises at anything else, longer numbers than 64 bits included, and an error in
+-- the middle of a batch leaves half of it written.
+local function is_id(id)
+  local ms, seq = string.match(type(id) == 'string' and id or '', '^(%d+)%-(%d+)$')
+  return ms ~= nil and #ms <= 19 and #seq <= 19
+end
+
 -- Entries of a stream that nobody has read yet. XLEN - pending is exact; `lag` is not (it is nil in normal life).
 local function waiting_in(stream)
   local pending = redis.pcall('XPENDING', stream, 'workers')

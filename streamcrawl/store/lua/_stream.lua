@@ -53,7 +53,8 @@ local function take_back(stream, id, fields, crash, alone, worker, begun)
     count(line .. '.crashed', 1)
     if crashes >= 2 + (tonumber(S.crashes_max) or 3) then
       -- Its gate stays shut: asking again would meet the same poison.
-      if line == 'robots' then h.given_up = 'robots_unreachable' end
+      if line == 'robots' then h.robots, h.given_up = '', 'robots_unreachable' end
+      seed_ended(task)
       bury(line, key, level, task, 'crashed', 'its worker died ' .. crashes .. ' times with this task in hand, at last alone', '', worker)
       return true
     end

@@ -61,9 +61,7 @@ local SINKS = {}
 for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do SINKS[name] = true end
 
 local function is_valid(c)
-  -- Longer ids do not fit 64 bits: XACK would raise, in the middle of a batch.
-  local ms, seq = string.match(type(c) == 'table' and is_text(c[1]) and c[1] or '', '^(%d+)%-(%d+)$')
-  if not ms or #ms > 19 or #seq > 19 or not is_text(c[2])
+  if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
     or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
     or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table' then
     return false
@@ -96,7 +94,9 @@ function ACT.retry(c)
   count(c[3] .. '.retried', 1)
 end
 local function die(c, h, level, task, reason, error, status)
-  if c[3] == 'robots' then h.given_up = 'robots_unreachable' end   -- the gate never opens: its pages follow
+  if c[3] == 'robots' then h.robots, h.given_up = '', 'robots_unreachable' end   -- no gate opens: its pages follow
+  -- By the task of the entry: what the caller names may be anything.
+  seed_ended(c.task)
   bury(c[3], c[2], level, task, reason, error, status, ARGV[2])
 end
 function ACT.dead(c, h) die(c, h, unpack(c[8], 1, 5)) end

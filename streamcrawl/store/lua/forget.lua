@@ -11,17 +11,14 @@
 -- include _hosts
 local forgotten = 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local entry = call('XRANGE', P .. 'dead', id, id)[1]
-  if entry then
-    local f = {}
-    for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
-    local line = kind_of(f.task or '')
-    call('XDEL', P .. 'dead', id)
-    count(line .. '.dead', -1)
-    count(line .. '.dead.' .. f.reason, -1)
+  local f = letter_of(id)
+  if f then
+    local line = leave_dead(id, f)
     count(line .. '.dropped', 1)
     count(line .. '.dropped.purged', 1)
     forgotten = forgotten + 1
+  elseif is_id(id) then
+    call('XDEL', P .. 'dead', id)   -- not a letter of ours: it was never counted
   end
 end
 flush_counts()

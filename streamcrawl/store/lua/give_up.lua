@@ -76,6 +76,7 @@ while buried < limit do
         count(line .. '.dropped.host_budget', 1)
         seed_ended(task)
       else
+        seed_ended(task)
         bury(line, key, tostring(level), task, h.given_up, 'no answer; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')
       end
       buried = buried + 1

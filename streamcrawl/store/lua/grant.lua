@@ -19,7 +19,7 @@
 local G, shard = P .. 'grants', ARGV[2]
 local known, returned = tonumber(ARGV[3]), tonumber(ARGV[4])
 local have = call('HMGET', G, 'granted:' .. shard, 'returned:' .. shard)
-local granted = math.max(tonumber(have[1]) or 0, returned + tonumber(ARGV[5]))
+local granted = math.max(tonumber(have[1]) or 0, known, returned + tonumber(ARGV[5]))
 returned = math.max(tonumber(have[2]) or 0, returned)
 call('HSET', G, 'granted:' .. shard, granted, 'returned:' .. shard, returned)
 local pool, rows = tonumber(ARGV[7]), call('HGETALL', G)

@@ -11,7 +11,8 @@
 --                          chance   '1': forget that it failed or was given up (its dead letters stay where they are)
 --
 -- Returns {'OK'}    in force from the next dispatch on
---         {'MANY'}  10,000 hosts are blocked already: a rule that keeps them out of the crawl is the better way
+--         {'MANY'}  10,000 hosts are blocked already: a rule that keeps them out of the crawl is the better way; nothing
+--                   is written
 --         {'GONE'}
 -- Derives `host:<host>`, `schedule`, `blocked`, `failing`, `giving_up`. Repeat: harmless.
 -- include _state
@@ -19,24 +20,23 @@
 local key, h = ARGV[2], host(ARGV[2])
 local values = cmsgpack.unpack(ARGV[3])
 for i = 1, #values, 2 do
+  -- The end counts what they keep, one by one. Asked first: all of the call is done, or nothing.
+  if values[i] == 'blocked' and values[i + 1] == '1' and h.blocked == '' and call('ZCARD', P .. 'blocked') >= 10000 then
+    return {'MANY'}
+  end
+end
+for i = 1, #values, 2 do
   local name, value = values[i], values[i + 1]
   if name == 'delay' then h.delay_set = value
   elseif name == 'cap' then h.cap = tonumber(value) or 0
   elseif name == 'blocked' and value == '1' then
-    -- The end counts what they keep, one by one.
-    if h.blocked == '' and call('ZCARD', P .. 'blocked') >= 10000 then return {'MANY'} end
     h.blocked = '1'
     call('ZADD', P .. 'blocked', 'NX', wall, key)
   elseif name == 'blocked' then
     h.blocked = ''
     call('ZREM', P .. 'blocked', key)
   elseif name == 'chance' then
-    if h.robots == 'asked' and h.given_up == 'robots_unreachable' and call('EXISTS', queue_key(key, '0')) == 0 then
-      h.robots = ''
-    end
-    h.given_up, h.failures, h.failing, h.failed_at, h.blocked_until = '', 0, '', 0, 0
-    call('ZREM', P .. 'giving_up', key)
-    call('ZREM', P .. 'failing', key)
+    give_chance(key, h)
   end
 end
 settle()

@@ -21,7 +21,8 @@ local key, level = ARGV[2], ARGV[3]
 local which = cmsgpack.unpack(ARGV[5])
 local remove = {}
 if type(which) == 'table' then for i = 1, #which do remove[which[i]] = true end end
-local tasks = call('LPOP', queue_key(key, level), tonumber(ARGV[4])) or {}
+if not string.find(level, '^[1-3]$') then return {'OK', 0, 0} end
+local tasks = call('LPOP', queue_key(key, level), math.min(tonumber(ARGV[4]), 500)) or {}
 local h, purged, kept = host(key), 0, {}
 for i = 1, #tasks do
   if which == 'all' or remove[tasks[i]] then

@@ -14,40 +14,31 @@
 -- Derives `dead`, `queue:<host>:<level>`, `host:<host>`, `schedule`, `failing`, `giving_up`, `totals`.
 -- Repeat: harmless, says GONE for what an earlier call has sent back.
 --
--- A host that was given up gets another chance: otherwise its tasks would be buried again at once.
+-- A host that was given up gets another chance: otherwise its tasks would be buried again at once. One that only fails
+-- just now keeps its back-off: a long replay would ask it without end, and never give it up.
 -- include _state
 -- include _hosts
 local letters, words = cmsgpack.unpack(ARGV[2]), {}
+for i = 1, #letters do letters[i] = tostring(letters[i]) end
 local function replayed(id, key, level, task)
-  local entry = call('XRANGE', P .. 'dead', id, id)[1]
-  if not entry then return 'GONE' end
-  local f = {}
-  for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end
-  local line = kind_of(f.task or '')
+  if not is_id(id) then return 'INVALID' end
+  local f = letter_of(id)
+  if not f then return 'GONE' end
+  local line = kind_of(f.task)
   if f.host ~= key or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or kind_of(task) ~= line
     or not string.find(task, '^%[%d+,%d+,"%l+",.*%]$') or not string.find(level, line == 'page' and '^[1-3]$' or '^0$') then
     return 'INVALID'
   end
-  call('XDEL', P .. 'dead', id)
-  count(line .. '.dead', -1)
-  count(line .. '.dead.' .. f.reason, -1)
+  leave_dead(id, f)
   local h = host(key)
-  if h.given_up ~= '' and h.given_up ~= 'host_budget' then
-    if h.robots == 'asked' and h.given_up == 'robots_unreachable' and call('EXISTS', queue_key(key, '0')) == 0 then
-      h.robots = ''
-    end
-    h.given_up = ''
-    call('ZREM', P .. 'giving_up', key)
-  end
-  h.failures, h.failing, h.failed_at, h.blocked_until = 0, '', 0, 0
-  call('ZREM', P .. 'failing', key)
+  if h.given_up ~= '' then give_chance(key, h) end
   if line == 'robots' then
     -- Not queued by itself: the gate may have a task of its own under way, and two would fetch it twice.
     count('robots.dropped', 1)
     count('robots.dropped.replayed', 1)
     return 'ASKED'
   end
-  seed_ended(f.task, -1)
+  seed_ended(task, -1)
   push_tail(key, h, level, task)
   count(line .. '.queued', 1)
   count(line .. '.replayed', 1)

@@ -33,7 +33,8 @@ def failing(times: int, why: str = "Redis does not answer now (%s)") -> Callable
 
 
 async def test_call_is_repeated_until_it_is_answered() -> None:
-    patience = Patience("beat", [].append, pause_max_s=0.001)
+    log: list[str] = []
+    patience = Patience("beat", log.append, pause_max_s=0.001)
     assert await until_answered(failing(3), patience) == 4
     assert patience.failures == 0
 

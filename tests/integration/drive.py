@@ -127,7 +127,8 @@ class CrawlRun:
         letters = []
         raw: list[Any] = []
         for frontier in self.crawl:
-            raw += await frontier.client.xrange(frontier.keys.dead)
+            found: Any = await frontier.client.xrange(frontier.keys.dead)
+            raw += found
         for _, fields in raw:
             text = {field.decode(): value.decode() for field, value in fields.items()}
             _, _, kind, path, *_ = msgspec.json.decode(text["task"])

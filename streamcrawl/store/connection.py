@@ -492,7 +492,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _meaning_of(error: Exception) -> _Meaning:
-    text = _one_line(error)
+    # The commands of a pipeline put theirs in front: Command # 1 (GET a) of pipeline caused error: ('BUSY ...',)
+    text = _one_line(error).rpartition(" of pipeline caused error: ")[2].lstrip("('\"")
     kind, meaning = next(
         (_MEANING[base.__name__] for base in type(error).__mro__ if base.__name__ in _MEANING), (StoreError, _OURS)
     )

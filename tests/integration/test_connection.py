@@ -197,6 +197,22 @@ async def test_missing_script_group_and_command_are_told_apart(redis_client: Red
     assert isinstance(caught.value.__cause__, ResponseError)
 
 
+async def test_error_of_a_pipeline_means_what_it_means_alone(redis_client: Redis, crawl_name: str) -> None:
+    await redis_client.set(crawl_name, "text", ex=60)
+    failing: list[tuple[type[StoreError], tuple[str | int, ...]]] = [
+        (StoreIncompatible, ("XLEN", crawl_name)),
+        (StoreIncompatible, ("NOSUCHCOMMAND",)),
+        (NoScript, ("EVALSHA", "0" * 40, 0)),
+        (NoGroup, ("XREADGROUP", "GROUP", "workers", "one", "STREAMS", f"{crawl_name}:none", ">")),
+    ]
+    for kind, command in failing:
+        async with redis_client.pipeline(transaction=False) as pipe:
+            pipe.get(crawl_name)
+            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            with pytest.raises(kind), mapped_errors():
+                await pipe.execute()
+
+
 async def test_full_server_is_store_full_also_inside_a_script(own_server: RedisServer) -> None:
     async with client_of(own_server.url) as client:
         await client.config_set("maxmemory", "1")

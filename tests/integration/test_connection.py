@@ -208,7 +208,7 @@ async def test_error_of_a_pipeline_means_what_it_means_alone(redis_client: Redis
     for kind, command in failing:
         async with redis_client.pipeline(transaction=False) as pipe:
             pipe.get(crawl_name)
-            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            pipe.execute_command(*command)
             with pytest.raises(kind), mapped_errors():
                 await pipe.execute()
 

@@ -48,7 +48,7 @@ from streamcrawl.work.seeds import (
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import click
     from redis.asyncio import Redis
@@ -203,6 +203,14 @@ class _Crawl(Running):
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
         await seeds.begin(is_alone=store.embedded is not None)
         await crawl.first.control(crawl=msgspec.json.encode(now_stored).decode())
+
+        def again() -> SeedLoop | None:
+            if now_stored.seeds_file == STDIN:
+                return None
+            lines = self._seed_lines(options.urls or now_stored.seeds, now_stored.seeds_file)
+            # Quietly: what is wrong with the lines was said the first time.
+            return SeedLoop(crawl, lines, settings, lambda _: None, feeder=_feeder(now_stored))
+
         return await self.run_crawl(
             Job(
                 name=self._name,
@@ -214,7 +222,7 @@ class _Crawl(Running):
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
-                feeding=(self._feed(seeds),),
+                feeding=(self._feed(seeds, again),),
             )
         )
 
@@ -261,10 +269,18 @@ class _Crawl(Running):
                     f"{CLASSES[setting][1]}; stop its workers first, or leave it out"
                 )
 
-    async def _feed(self, seeds: SeedLoop) -> None:
+    async def _feed(self, seeds: SeedLoop, again: Callable[[], SeedLoop | None]) -> None:
         await seeds.run(self.stop_feeding)
         if seeds.refused and not seeds.accepted:
             raise ConfigError("none of the seeds is an http(s) URL: there is nothing to crawl")
+        # A restarted store may have lost the seeds, or that they are all. Those it knows cost nothing but the asking.
+        while await seeds.until_restart(self.stop_feeding):
+            repeated = again()
+            if repeated is None:
+                self.log("seeds: those from standard input cannot be offered again; some may be lost")
+                return
+            seeds = repeated
+            await seeds.run(self.stop_feeding)
 
     # -- before
 

@@ -126,8 +126,11 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]  # the signature is the function's own
 
 
-def write(text: str) -> None:
+def write(text: str) -> bool:
     """Write a line to standard output. Whoever read it may have gone (`| head`), which is no error of ours.
+
+    Returns:
+        Whether somebody still reads.
 
     Raises:
         ConfigError: it cannot be written, on a full disk for example. What comes later is dropped without a word.
@@ -139,6 +142,8 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise ConfigError(f"standard output cannot be written to: {error.strerror}") from error
+        return False
+    return True
 
 
 def redis_option(**kwargs: Any) -> Callable[[F], F]:

@@ -22,6 +22,7 @@ from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavaila
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ FULL_PAUSE_S: Final = 0.5
 COMPLAINTS_MAX: Final = 20
 """Bad lines reported one by one; the others are counted."""
 SIGNS_PER_LEASE: Final = 4
+RESTART_LOOK_S: Final = 0.2
+"""Well within the time for which nobody believes an end after a restart (work/end.py)."""
 _BLOCK_BYTES: Final = 65_536
 _IPV4: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 _NO_URL: Final = "is not an http(s) URL"
@@ -174,6 +177,8 @@ class SeedLoop:
         self._is_done = False
         self._is_signed_off = asyncio.Event()
         self._signing: asyncio.Task[None] | None = None
+        self._restarts = restarts_of(crawl.client)
+        self._restarts_before = self._restarts.count
         self.accepted = 0
         """Seeds that are valid URLs, known or not."""
         self.new = 0
@@ -183,6 +188,13 @@ class SeedLoop:
     async def begin(self, *, is_alone: bool = False) -> None:
         """Keep the crawl from ending before `run` has offered everything; `is_alone`: nobody else can be alive."""
         await self._crawl.first.feed(self._feeder, "alone" if is_alone else "begin", lease_ms=self._lease_ms)
+
+    async def until_restart(self, stop: asyncio.Event) -> bool:
+        """Wait until the store was restarted since this loop was made: it may have lost these seeds; False: stopped."""
+        while self._restarts.count == self._restarts_before:
+            if await sleep_or_stop(stop, RESTART_LOOK_S):
+                return False
+        return not stop.is_set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Offer everything, then close the crawl; when stopped before, it stays open for the rest.

@@ -31,6 +31,7 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.reclaim import ReclaimLoop
 from streamcrawl.work.tuning import TuningLoop
+from streamcrawl.work.watch import WatchLoop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -94,7 +95,8 @@ class ChildProcess:
 
     @property
     def info(self) -> str:
-        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role, "busy": self.busy}
+        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
+        about |= {"slots": self.slots, "busy": self.busy}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:
@@ -170,6 +172,7 @@ class Supervisor:
             on_minds=self._tuning.hear,
             log=log,
         )
+        self._watch = WatchLoop(crawl, log=log)
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
@@ -194,7 +197,7 @@ class Supervisor:
                 self._keep("sink", sink)
         for _ in range(self._settings.processes):
             self._keep("fetch", None)
-        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning)
+        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch)
         loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
@@ -241,7 +244,7 @@ class Supervisor:
         if not is_hard:
             await self._drain_sinks(grace_s)
         await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        for loop in (self._janitor, self._reclaim, self._budget, self._tuning):
+        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch):
             loop.stop()
 
     async def _stop_role(self, role: str, within_s: float) -> None:

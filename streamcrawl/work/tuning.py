@@ -71,7 +71,8 @@ class TuningLoop:
             self._wake.clear()
             minds, self._heard = self._heard, []
             minds = minds or await until_answered(self._look, self._patience, self._stop)
-            if minds[0].version > self._version:
+            # Not only a later one: a store that was restarted may have lost the last change.
+            if minds[0].version != self._version:
                 await until_answered(self._follow, self._patience, self._stop)
             if len(set(minds)) > 1 and minds == self._differing:
                 await until_answered(lambda minds=minds: self._align(minds), self._patience, self._stop)  # type: ignore[misc]

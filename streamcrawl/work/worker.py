@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -100,6 +101,10 @@ async def run_worker(child: Child) -> None:
         child.on_lost, child.on_settings = slots.lose, apply
         if child.settings is not settings:
             apply(child.settings)
+        for client in (child.client, child.reader):
+            # An outage may pass without an error: redis-py replaces a connection that was closed while it was idle.
+            restarts_of(client).listen(work.seen.clear)
+            restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
         reading = _start(read.run(), "ReadLoop")
         loops = [reading]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.cli.crawl import command as crawl_command
+from streamcrawl.cli.status import command as status_command
 from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
 
@@ -34,7 +35,8 @@ def test_help_has_every_option(command: Command) -> None:
 
 
 def test_readme_names_no_option_that_is_not_there() -> None:
-    known = {name for option in crawl_command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    options = [option for command in (crawl_command, status_command) for option in command.params]
+    known = {name for option in options for name in (*option.opts, *option.secondary_opts)} | {"--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
 
 

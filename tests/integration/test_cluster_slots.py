@@ -180,7 +180,7 @@ async def control(lab: Lab) -> None:
 
 async def audit(lab: Lab) -> None:
     await lab.check()
-    assert (await lab.frontier.audit_chunk(HOSTS))[0] == b"OK"
+    assert (await lab.audit_chunk(HOSTS))[0] == b"OK"
 
 
 async def finish(lab: Lab) -> None:

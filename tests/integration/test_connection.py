@@ -225,6 +225,7 @@ async def test_full_server_is_store_full_also_inside_a_script(own_server: RedisS
 async def test_busy_server_is_unavailable(own_server: RedisServer) -> None:
     async with client_of(own_server.url) as client, client_of(own_server.url) as other:
         await client.config_set("busy-reply-threshold", "1")
+        await other.ping()  # connected by now: a new connection asks first whom it reached, and is told BUSY too
         endless = asyncio.ensure_future(client.eval("while true do end", 0))
 
         async def is_busy() -> bool:
@@ -282,12 +283,13 @@ async def test_password_and_permissions_are_incompatible(own_server: RedisServer
     address = own_server.url.removeprefix("redis://")
     async with client_of(own_server.url) as admin:
         await admin.execute_command(  # type: ignore[no-untyped-call]
-            "ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+ping", "+client"
+            "ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+ping", "+client", "+info"
         )
         async with client_of(f"redis://reader:secret@{address}") as client:
             await client.get("a")
             with pytest.raises(StoreIncompatible, match="ACL SETUSER"), mapped_errors():
                 await client.set("a", "b")
+            await admin.execute_command("ACL", "SETUSER", "reader", "-info")  # type: ignore[no-untyped-call]
             with pytest.raises(StoreIncompatible, match="ACL SETUSER"):
                 await check_server(client)
         await admin.config_set("requirepass", "secret")

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import click
 
+from streamcrawl.cli.hiding import hide_passwords
 from streamcrawl.errors import ExitCode
 
 _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),
+    "seed": ("streamcrawl.cli.seed", "Feed URLs from a file or standard input into a crawl."),
     "worker": ("streamcrawl.cli.worker", "Work at a crawl on a shared Redis, beside all others who do."),
     "pause": ("streamcrawl.cli.control:pause", "Hand out nothing new of a crawl, on all machines."),
     "resume": ("streamcrawl.cli.control:resume", "Go on with a crawl that was paused or stopped."),
@@ -25,6 +27,11 @@ _COMMANDS: Final = {
     "close": ("streamcrawl.cli.control:close", "Let a crawl end once all that it knows is done."),
     "delete": ("streamcrawl.cli.control:delete", "Delete a crawl; its output files stay."),
     "settings": ("streamcrawl.cli.settings", "Show the settings of a crawl, or change them while it runs."),
+    "explain": ("streamcrawl.cli.explain", "Say what a crawl knows of a URL, and why it is or is not fetched."),
+    "dead": ("streamcrawl.cli.dead", "Dead letters: list, show, send again, remove."),
+    "pending": ("streamcrawl.cli.pending", "What workers have in hand: list, show, take back."),
+    "queue": ("streamcrawl.cli.queue", "What waits to be fetched: list, remove."),
+    "host": ("streamcrawl.cli.host", "Hosts: list, show, set delay and cap, block, unblock."),
 }
 """Command -> where it is (`module`, whose `command` it is, or `module:attribute`), and its line in the help."""
 
@@ -78,6 +85,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code. Errors are one line on standard error."""
     code: Any
+    if arguments is None:
+        hide_passwords()
     try:
         code = cli.main(arguments, prog_name="streamcrawl", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

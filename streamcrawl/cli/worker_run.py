@@ -20,7 +20,7 @@ from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from streamcrawl.settings import Settings
 
@@ -78,7 +78,7 @@ class _Worker(Running):
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
-            self._compare(settings)
+            compare_given(self._name, self._given, settings, self.log)
             status = await read_status(store.client, self._name)
             self.tell(
                 f"joining crawl {self._name}: {counted(status.page('done'), 'page')} done, "
@@ -115,27 +115,28 @@ class _Worker(Running):
                 self.log(f"waiting for crawl {self._name}: it is not there yet")
             await asyncio.sleep(LOOK_S)
 
-    def _compare(self, settings: Settings) -> None:
-        """Say which settings that were given here do not count, because the crawl has others.
 
-        Raises:
-            ConfigError: one of them says what the crawl is.
-        """
-        ignored: list[str] = []
-        for field, one in self._given.items():
-            kind, reason = CLASSES[field]
-            has: Any = getattr(settings, field)
-            if kind is SettingClass.LOCAL or one.value == has:
-                continue
-            asked = f"{key_of(field)} {show_value(field, one.value)} ({one.source})"
-            if kind is SettingClass.IDENTITY:
-                raise ConfigError(
-                    f"crawl {self._name!r} has {key_of(field)} {show_value(field, has)} and not {asked}, which cannot "
-                    f"change ({reason}): leave it out"
-                )
-            ignored.append(f"{asked}, it has {show_value(field, has)}")
-        if ignored:
-            self.log(
-                f"not followed here, because it is the crawl's: {'; '.join(ignored)}; change it for everybody: "
-                f"streamcrawl settings set {self._name} KEY=VALUE"
+def compare_given(name: str, given: Mapping[str, Given], settings: Settings, log: Callable[[str], None]) -> None:
+    """Say which settings that were given here do not count, because the crawl has others.
+
+    Raises:
+        ConfigError: one of them says what the crawl is.
+    """
+    ignored: list[str] = []
+    for field, one in given.items():
+        kind, reason = CLASSES[field]
+        has: Any = getattr(settings, field)
+        if kind is SettingClass.LOCAL or one.value == has:
+            continue
+        asked = f"{key_of(field)} {show_value(field, one.value)} ({one.source})"
+        if kind is SettingClass.IDENTITY:
+            raise ConfigError(
+                f"crawl {name!r} has {key_of(field)} {show_value(field, has)} and not {asked}, which cannot "
+                f"change ({reason}): leave it out"
             )
+        ignored.append(f"{asked}, it has {show_value(field, has)}")
+    if ignored:
+        log(
+            f"not followed here, because it is the crawl's: {'; '.join(ignored)}; change it for everybody: "
+            f"streamcrawl settings set {name} KEY=VALUE"
+        )

@@ -202,5 +202,7 @@ class ReadLoop:
 
 def is_group_missing(error: BaseException | None) -> bool:
     """Return whether an error of redis-py says that the stream which is read from, or its group, does not exist."""
-    # 7.0 says UNBLOCKED to a reader whose stream went away, 8.2 says NOGROUP.
-    return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))
+    # 7.0 says UNBLOCKED to a reader whose stream went away (and to one whose server becomes a replica), 8.2 NOGROUP.
+    text = str(error)
+    is_unblocked = text.startswith("UNBLOCKED") and "no longer exists" in text
+    return isinstance(error, ResponseError) and (is_unblocked or text.startswith("NOGROUP"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
@@ -187,6 +188,13 @@ async def finish(lab: Lab) -> None:
     assert (await lab.frontier.finish()).word == "RUNNING"
 
 
+async def upgrade(lab: Lab) -> None:
+    await lab.client.hset(lab.keys.state, mapping={"schema": 1, "feeder:one": 0})
+    pack = msgspec.msgpack.encode
+    run = Scripts(lab.client, lab.keys.state).run
+    assert await run("upgrade", lab.frontier.epoch, pack([]), pack(["version", "9"]), 0) == [b"UPGRADED"]
+
+
 CALLS: Final[tuple[Call, ...]] = (
     *(
         feed,
@@ -205,7 +213,7 @@ CALLS: Final[tuple[Call, ...]] = (
         sink_open,
         sink_commit,
     ),
-    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish),
+    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade),
 )
 """Each named for its script; `open` is called before them. They share one crawl of cap 1 and without delay."""
 

@@ -56,6 +56,8 @@ class Protocol(RuleBasedStateMachine):
     def open(self, seed: int) -> None:
         name = f"p{uuid4().hex[:12]}"
         self.walk = self.runner.run(Walk.opened(self.client, name, seed, shards=self.shards))
+        for first in ("offer", "offer", "dispatch", "read"):  # so that the first steps have something to act on
+            self.act(first, seed)
 
     def act(self, name: str, seed: int) -> None:
         assert self.walk is not None

@@ -826,6 +826,12 @@ async def purge_ok(open_lab: OpenLab) -> None:
     assert (changed[f"host:{A}"], changed["schedule"][A][1], changed[key][1]) == ({"queued": (3, None)}, None, None)
     assert await lab.changes(lab.frontier.purge(A, "2", 500, None)) == ((0, 0), {})
     assert await lab.offer(*urls("a.test", 4)) == 0  # they stay seen
+    # A robots task is not for purging: its host would wait for it for ever.
+    await lab.frontier.control(robots=1)
+    await lab.offer(f"{B}/")
+    [robots] = await lab.take()
+    await lab.frontier.hand_back(FETCH_STREAM, [robots.id])
+    assert await lab.changes(lab.frontier.purge(B, "0", 500, None)) == ((0, 0), {})
 
 
 # -- feed
@@ -980,6 +986,13 @@ async def finish_unbalanced(open_lab: OpenLab) -> None:
     assert (await lab.frontier.dispatch(5)).word == "BUDGET"
     await finish_says(lab, "UNBALANCED", 3, done=1)
     await lab.client.hincrby(lab.keys.totals, "page.streamed", -1)
+    # What blocked hosts keep is not the end's concern, but all that is queued has to be theirs.
+    await lab.frontier.control(pages_max="", closed=1)
+    await lab.frontier.set_host(A, blocked=1)
+    await finish_says(lab, "ENDED", 3, done=1)
+    await lab.client.hincrby(lab.keys.host(A), "queued", 1)
+    await finish_says(lab, "UNBALANCED", 3, done=1)
+    await lab.client.hincrby(lab.keys.host(A), "queued", -1)
 
 
 # -- sinks

@@ -154,10 +154,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     ),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
-    "host_concurrency": (
-        _RESTING,
-        "a worker that believes in one fetch at a time asks for no start, so a second one would not wait for the delay",
-    ),
+    "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),

@@ -70,6 +70,7 @@ class RedisServer:
         options: Mapping[str, str] = FAST,
         unix: bool = False,
         folder: Path | None = None,
+        has_clock: bool = False,
     ) -> None:
         """Prepare a server; nothing runs yet.
 
@@ -78,12 +79,14 @@ class RedisServer:
             options: Of redis.conf, by name: `FAST`, `DURABLE` or these with others.
             unix: Listen on a unix socket in the folder and on no port.
             folder: Where its data lies; None makes a temporary one, deleted by `close()`.
+            has_clock: Its wall clock may be set (`set_clock`); its monotonic one goes on as ever.
         """
         self.binary = find_binary(binary)
         self.options = dict(options)
         self._own_folder = tempfile.TemporaryDirectory(prefix="redis-") if folder is None else None
         self.folder = Path(self._own_folder.name) if self._own_folder else folder or Path()
         self.socket_path = self.folder / "redis.sock" if unix else None
+        self._clock_path = self.folder / "clock" if has_clock else None
         self.port = 0
         """0 until the first start; then the same for ever, like the URL."""
         self.pid = 0
@@ -129,7 +132,7 @@ class RedisServer:
         if self.socket_path:
             listen = {"port": "0", "unixsocket": str(self.socket_path), "unixsocketperm": "700"}
         options = {"dir": str(self.folder), "maxmemory-policy": "noeviction"} | listen | self.options
-        command = [str(self.binary)]
+        command = [*self._clock_command(), str(self.binary)]
         for name, value in options.items():
             command += [f"--{name}", value]
         reading_end, self._lifeline = os.pipe()
@@ -206,6 +209,46 @@ class RedisServer:
     def sigcont(self) -> None:
         os.kill(self._running_pid(), signal.SIGCONT)
 
+    def set_clock(self, ahead_s: int) -> None:
+        """Put the server's wall clock that far ahead of the machine's, at once; negative: behind."""
+        assert self._clock_path is not None, "RedisServer(has_clock=True)"
+        # In one step: the server reads the file whenever it asks for the time.
+        new = self._clock_path.with_suffix(".new")
+        new.write_text(f"{ahead_s:+d}\n")
+        new.replace(self._clock_path)
+
+    def _clock_command(self) -> list[str]:
+        """Return what a server whose clock can be set is started by; nothing for another one."""
+        if self._clock_path is None:
+            return []
+        if not self._clock_path.exists():
+            self.set_clock(0)
+        return [
+            "env",
+            # The allocator of libc in front: jemalloc asks for the time before libfaketime can tell it.
+            f"LD_PRELOAD={_library('libc_malloc_debug.so.0')} {_library('faketime/libfaketimeMT.so.1')}",
+            f"FAKETIME_TIMESTAMP_FILE={self._clock_path}",
+            "FAKETIME_NO_CACHE=1",
+            "FAKETIME_DONT_FAKE_MONOTONIC=1",
+        ]
+
+    def lose_written(self, since_bytes: int) -> int:
+        """Take away what was appended to its log after it was `since_bytes` long, and return how much that was.
+
+        What a machine that fails takes with it under `appendfsync everysec`; a kill alone loses nothing, because the
+        kernel has it. The server must not run.
+        """
+        assert self._process is None
+        length = self.append_log.stat().st_size
+        os.truncate(self.append_log, since_bytes)
+        return length - since_bytes
+
+    @property
+    def append_log(self) -> Path:
+        """The file that the server appends its writes to (DURABLE); too short here to be rewritten."""
+        [path] = (self.folder / "appendonlydir").glob("*.incr.aof")
+        return path
+
     def close(self) -> None:
         """End it, whatever state it is in, and delete its folder if that was ours. May be called again."""
         self.kill9()
@@ -245,6 +288,18 @@ class RedisServer:
         if self._lifeline != -1:
             os.close(self._lifeline)
         self._process, self._lifeline, self.pid = None, -1, 0
+
+
+def _library(name: str) -> Path:
+    """Return a shared library of this system.
+
+    Raises:
+        RuntimeError: it is not there; the tests need it and skip nothing.
+    """
+    for folder in [*sorted(Path("/usr/lib").glob("*-linux-*")), Path("/usr/lib64"), Path("/usr/lib")]:
+        if (folder / name).exists():
+            return folder / name
+    raise RuntimeError(f"no {name}: the tests need `apt install faketime libc6`")
 
 
 class _PortTaken(Exception):

@@ -13,8 +13,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from streamcrawl.rules.retry import backoff_ms
-
 _SECONDS: Final = re.compile(r"[0-9]+")
 _SECONDS_DIGITS_MAX: Final = 12
 """More digits are as good as for ever, and Python refuses to read some thousands of them."""
@@ -52,16 +50,6 @@ def parse_retry_after_ms(value: str, now_ms: int) -> int | None:
 def host_delay_ms(delay_ms: int, crawl_delay_ms: int | None, crawl_delay_max_ms: int) -> int:
     """Return the wait between two fetches of a host: our own, or the longer one its robots.txt asks for, capped."""
     return delay_ms if crawl_delay_ms is None else max(delay_ms, min(crawl_delay_ms, crawl_delay_max_ms))
-
-
-def host_backoff_ms(failures: int, base_ms: int, max_ms: int, jitter: float) -> int:
-    """Return how long to leave alone a host that did not answer `failures` times in a row; 0 for no failure.
-
-    It doubles up to `max_ms`, and only its upper half is random: with jitter over all of it a host that is down would
-    now and then be asked again at once.
-    """
-    whole_ms = backoff_ms(failures, base_ms, max_ms)
-    return whole_ms // 2 + int(jitter * (whole_ms - whole_ms // 2))
 
 
 def _parse_http_date_ms(value: str, now_ms: int) -> int | None:

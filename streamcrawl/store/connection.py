@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ChildDeadlockedError, RedisClusterException, RedisError
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreIncompatible, StoreUnavailable
+from streamcrawl.store.restarts import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,7 @@ def connect(url: str, *, blocking: bool = False, timeout_ms: int = SOCKET_TIMEOU
         "socket_connect_timeout": timeout_ms / 1000,
         "health_check_interval": 0,
         "max_connections": 1 if blocking else CONNECTIONS_MAX,
+        "redis_connect_func": Restarts().on_connect,
         # Of the pool: how long to wait for a free connection. Each one is free again after its own socket timeout.
         "timeout": 2 * timeout_ms / 1000,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,8 +20,9 @@ from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import SCHEMA, Settings
-from streamcrawl.store.connection import map_error
+from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
 test_store_cost.py), and no script should take over 5 ms."""
+RECONCILED_PER_CALL: Final = 100
+TAKEN_PER_CALL: Final = 100
+"""Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
 FETCH_STREAM: Final = "stream:fetch"
 SEEDS: Final = "seeds"
 LINKS: Final = "links"
@@ -142,6 +147,15 @@ class Dispatched:
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
 
 
+class Mind(NamedTuple):
+    """What every shard's state says alike, unless a change is under way or broke off."""
+
+    version: int
+    """Of the settings."""
+    paused: str
+    stopped: str
+
+
 class Rest(NamedTuple):
     """Whether a shard has come to rest, as finish.lua says."""
 
@@ -150,6 +164,7 @@ class Rest(NamedTuple):
     created: int
     """Pages discovered and replayed so far; it only grows."""
     done: int
+    mind: Mind
 
 
 class Allowance(NamedTuple):
@@ -236,8 +251,8 @@ class Frontier:
         how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
-        for start in reversed(range(0, len(entry_ids), LINKS_PER_CALL)):
-            chunk = _PACK(list(entry_ids[start : start + LINKS_PER_CALL]))
+        for start in reversed(range(0, len(entry_ids), TAKEN_PER_CALL)):
+            chunk = _PACK(list(entry_ids[start : start + TAKEN_PER_CALL]))
             answer = await self._run("hand_back", self.epoch, stream, chunk, how)
             back += answer[1]
         return back
@@ -246,12 +261,12 @@ class Frontier:
         """Take back all that a dead consumer held ('' for all consumers) and remove it; returns how many entries."""
         back: int = 0
         while True:
-            answer = await self._run("put_back", self.epoch, stream, consumer, "1" if is_crash else "0", 250)
+            answer = await self._run("put_back", self.epoch, stream, consumer, "1" if is_crash else "0", TAKEN_PER_CALL)
             back += answer[1]
             if not answer[2]:
                 return back
 
-    async def reclaim(self, stream: str, *, lease_ms: int, limit: int = 100) -> tuple[str, int]:
+    async def reclaim(self, stream: str, *, lease_ms: int, limit: int = TAKEN_PER_CALL) -> tuple[str, int]:
         """Take back what was not renewed for a lease: ("OK", count) or ("HOLD", ms)."""
         answer = await self._run("reclaim", self.epoch, stream, lease_ms, limit)
         return answer[0].decode(), answer[1]
@@ -274,8 +289,8 @@ class Frontier:
 
     async def finish(self) -> Rest:
         """Ask whether the shard has come to rest."""
-        word, created, done = await self._run("finish", self.epoch)
-        return Rest(word.decode(), created, done)
+        word, created, done, version, paused, stopped = await self._run("finish", self.epoch)
+        return Rest(word.decode(), created, done, Mind(version, paused.decode(), stopped.decode()))
 
     async def feed(
         self,
@@ -349,14 +364,30 @@ class Frontier:
 
     async def reconcile(self) -> int:
         """Recompute the counts of every host from the structures; returns how many were wrong."""
-        mended = 0
-        async for hosts in self.host_chunks(200):
-            mended += (await self._run("reconcile", self.epoch, _PACK(hosts)))[1]
+        walk, mended = Walk(self.client, self.keys.fetch_stream), 0
+        await walk.walk()
+        async for hosts in self._every_host(RECONCILED_PER_CALL, sorted(walk.hosts)):
+            async for answer in walk.ask(partial(self._run, "reconcile", self.epoch), hosts):
+                mended += answer[1]
         return mended
 
-    async def audit_chunk(self, hosts: Sequence[str]) -> list[Any]:
-        """Return the raw answer of audit.lua for at most 500 hosts."""
-        return await self._run("audit", self.epoch, _PACK(list(hosts)))
+    async def _every_host(self, size: int, streamed: Sequence[str]) -> AsyncIterator[list[str]]:
+        """Yield the host keys of the shard, and then those that only an entry or a list of hosts may still have."""
+        async for hosts in self.host_chunks(size):
+            yield hosts
+        for start in range(0, len(streamed), size):
+            yield list(streamed[start : start + size])
+        for key in (self.keys.blocked, self.keys.given_up):
+            members: list[str] = []
+            with mapped_errors():
+                async for member, _ in self.client.zscan_iter(key, count=size):
+                    members.append(member.decode())
+            for start in range(0, len(members), size):
+                yield members[start : start + size]
+
+    def audit(self, walk: Walk, hosts: Sequence[str]) -> AsyncIterator[list[Any]]:
+        """Yield raw answers of audit.lua for at most 200 hosts: one, or several where hosts have very many entries."""
+        return walk.ask(partial(self._run, "audit", self.epoch), hosts)
 
     async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int]:
         """Become the writer of a sink: ("OK", writer epoch, offset), or ("BUSY", 0, 0) while another one lives."""

@@ -23,7 +23,7 @@ from streamcrawl.store.keys import CRAWLS, ROOT, Keys
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from redis.asyncio import Redis
 
@@ -142,12 +142,15 @@ async def crawl_names(client: Redis) -> list[str]:
     return sorted(name.decode("utf-8", "replace") for name in names)
 
 
-async def delete_crawl(client: Redis, name: str) -> int:
+async def delete_crawl(client: Redis, name: str, *, on_deleted: Callable[[int], None] = lambda keys: None) -> int:
     """Delete every key of a crawl in bounded steps; returns how many keys.
 
     The epochs go first, so that workers which are still alive get GONE and write nothing more; the states go last, and
     that of the first shard last of all. After a crash in between `open_crawl` refuses the crawl until this was called
     again. Where somebody else has ended the deletion and begun the crawl anew, the new one is left alone.
+
+    Args:
+        on_deleted: Called with how many are deleted by now.
     """
     deleted = 0
     epochs: dict[int, str] = {}
@@ -159,8 +162,11 @@ async def delete_crawl(client: Redis, name: str) -> int:
             with mapped_errors():
                 epochs[shard] = (await client.hget(state, "epoch") or b"").decode()  # type: ignore[union-attr]
         answer = await Scripts(client, state).run("delete", epochs[shard], *words)
-        deleted += answer[1] if answer[0] == b"OK" else 0
-        return bool(answer[0] == b"OK")
+        if answer[0] != b"OK":
+            return False
+        deleted += answer[1]
+        on_deleted(deleted)
+        return True
 
     with mapped_errors():
         shards = range(shards_in(await client.hget(Keys(name).state, "identity")))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
-from streamcrawl.settings import Given, Settings, make_settings
+from streamcrawl.settings import Given, Settings, key_of, make_settings, show_value
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import script_values
 
@@ -60,7 +60,8 @@ async def read_tuned(crawl: Shards) -> Tuned:
     version: Any
     stored: Any
     with mapped_errors():
-        version, stored = await crawl.client.hmget(crawl.first.keys.state, ["version", "settings"])
+        row: Any = await crawl.client.hmget(crawl.first.keys.state, ["version", "settings"])
+    version, stored = row
     return Tuned(int(version or 0), decode_given(stored or b""))
 
 
@@ -115,3 +116,14 @@ async def put_in_force(crawl: Shards, settings: Settings, tuned: Tuned) -> bool:
 def settings_of(crawl: Shards, name: str, given: Mapping[str, Given], **local: Any) -> Settings:
     """Return the settings of a crawl, with what is `local` to a machine; neither file nor environment is asked."""
     return make_settings(name, {**given, **local, "shards": len(crawl)})
+
+
+def differences(before: Tuned, after: Tuned) -> str:
+    """Return what changed between two versions, for people: `delay 1s -> 200ms`."""
+    default = make_settings("any", {})
+
+    def shown(tuned: Tuned, field: str) -> str:
+        return show_value(field, tuned.given[field].value if field in tuned.given else getattr(default, field))
+
+    pairs = ((key_of(field), shown(before, field), shown(after, field)) for field in before.given | after.given)
+    return ", ".join(f"{key} {old} -> {new}" for key, old, new in pairs if old != new)

@@ -2,9 +2,9 @@
 
 The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
 `stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
-`lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on). Its end means that the supervisor is dead: nobody beats for us any more, so
-the child stops too. Events go to the original standard output as JSON lines; what a handler prints goes to standard
-error.
+`lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on). Its end means that the
+supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output as
+JSON lines; what a handler prints goes to standard error.
 SIGTERM means `stop`; SIGINT is left to the supervisor, which gets it from the same terminal.
 """
 

@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from streamcrawl.store.frontier import Rest
+    from streamcrawl.store.frontier import Mind, Rest
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
 PACE_IDLE_S: Final = 0.7
 PACE_BUSY_S: Final = 3.0
 LOOK_S: Final = 0.1
+DOUBT_S: Final = 5.0
+"""After a restart of the store no end is believed for so long: it may have lost seeds, which are offered again as soon
+as those who offered them notice (within two seconds, by the back-off of work/loops.py)."""
 _RANK: Final = ("RUNNING", "PAUSED", "UNBALANCED", "STOPPED", "LIMIT", "UNFED", "ENDED")
 """Of the words of several shards the first of these is the crawl's."""
 
@@ -35,6 +39,7 @@ class EndLoop:
         is_busy: Callable[[], bool],
         pages_max: Callable[[], int | None],
         stays_for: Collection[str] = (),
+        on_minds: Callable[[list[Mind]], None],
         log: Log,
     ) -> None:
         """Prepare the loop.
@@ -43,11 +48,13 @@ class EndLoop:
             is_busy: Whether children of this supervisor have something in hand.
             pages_max: The budget of the crawl as it is now.
             stays_for: Words after which this supervisor waits for more to come.
+            on_minds: Told with each answer what the shards say of settings, pause and stop.
         """
         self._crawl = crawl
         self._is_busy = is_busy
         self._pages_max = pages_max
         self._words = {"ENDED", "LIMIT", "STOPPED", "UNFED"} - set(stays_for)
+        self._on_minds = on_minds
         self._stop = asyncio.Event()
         self._log = log
         self._patience = Patience("end", log)
@@ -59,7 +66,9 @@ class EndLoop:
     async def run(self) -> None:
         """Return when the crawl has ended, or stands still for a limit, or `stop` was called; `word` says which."""
         loop = asyncio.get_running_loop()
-        asked_at = 0.0
+        asked_at = believed_at = 0.0
+        restarts = restarts_of(self._crawl.client)
+        restarts_seen = restarts.count
         unbalanced = 0
         said = ""
         while not self._stop.is_set():
@@ -67,9 +76,12 @@ class EndLoop:
             if loop.time() - asked_at >= pace:
                 asked_at = loop.time()
                 word = await until_answered(self._ask, self._patience, self._stop)
+                if restarts.count != restarts_seen:
+                    restarts_seen, believed_at = restarts.count, loop.time() + DOUBT_S
                 unbalanced = unbalanced + 1 if word == "UNBALANCED" else 0
                 # Once could be a caller that dies between two scripts of a start; twice is a fault.
-                if word in self._words or unbalanced >= 2:
+                is_end = word in self._words or unbalanced >= 2
+                if is_end and loop.time() >= believed_at:
                     self.word = word
                     return
                 if word in _WAITS and word != said:
@@ -79,6 +91,7 @@ class EndLoop:
 
     async def _ask(self) -> str:
         rests = [await frontier.finish() for frontier in self._crawl]
+        self._on_minds([rest.mind for rest in rests])
         word = word_of(rests, self._pages_max())
         if len(self._crawl) == 1 or word in ("RUNNING", "PAUSED"):
             return word

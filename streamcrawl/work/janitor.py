@@ -23,7 +23,7 @@ MEMORY_MARK: Final = 0.8
 """Share of the memory limit above which nothing new is dispatched: what is in flight still brings its links."""
 MEMORY_PACE_MIN_S: Final = 0.05
 """Near the mark: commits go on dispatching until somebody has seen it, some MB a second in a wide crawl."""
-BURY_PER_CALL: Final = 500
+BURY_PER_CALL: Final = 300
 
 
 class JanitorLoop:

@@ -34,9 +34,9 @@ from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdic
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.store.frontier import Entry
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
@@ -161,7 +161,8 @@ class PageWork:
             return decode_task(host, level, stored)
         except CodecError as error:
             kind = Kind.ROBOTS if _ROBOTS_TASK.match(stored) else Kind.PAGE
-            unread = b'[0,0,"page","/unreadable",0]'
+            # Of the same line as the entry: replay and purge take a letter out of the line that it names.
+            unread = b'[0,0,"%b","/unreadable",0]' % kind.value.encode()
             detail = ("2", unread, "codec", str(error)[:1000], "")
             return Commit(entry.id, host, kind, Outcome.DEAD, detail=detail)
 
@@ -225,7 +226,9 @@ class PageWork:
         while True:
             asked_ms = monotonic_ms()
             margin_ms = START_MARGIN_MS - START_LATE_MS + late_ms
-            word, ms = await self._crawl.of(task.host).start(entry.id, task.host, wait_max_ms=wait_max_ms, margin_ms=margin_ms)
+            word, ms = await self._crawl.of(task.host).start(
+                entry.id, task.host, wait_max_ms=wait_max_ms, margin_ms=margin_ms
+            )
             if word == "START":
                 took_ms = monotonic_ms() - asked_ms
                 if took_ms <= late_ms:
@@ -266,9 +269,7 @@ class PageWork:
         while True:
             self._board.begin(index)
             try:
-                answer = await self._fetcher.fetch(
-                    url, referrer=task.referrer, on_sent=self._on_sent(entry, task)
-                )
+                answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
                 if answer.location is None:
                     break
                 hops.append(url)

@@ -2,9 +2,9 @@
 
 Each blocking read has a connection of its own and a bounded BLOCK, and is stopped by a flag, never cancelled: a
 cancelled read may leave an entry delivered to nobody. After a failed read the worker looks up what was delivered under
-its name without its knowledge (the answer was lost) and hands it back; for most of a lease it looks again, because a
-server that was paused may serve the old connection, with its read, after the new one. If this loop dies, the worker
-takes no new work.
+its name without its knowledge (the answer was lost) and hands it back; so it does when the store was restarted, which
+may have forgotten what this worker has ended since. For most of a lease it looks again, because a server that was
+paused may serve the old connection, with its read, after the new one. If this loop dies, the worker takes no new work.
 
 One command reads several streams and gives of each as many as COUNT says. So with at least a free slot for each shard
 the free ones are shared out evenly; with fewer, shard after shard is asked in turn, beginning with another one each
@@ -75,6 +75,8 @@ class ReadLoop:
         self._stop = asyncio.Event()
         self._looks_left = 0
         self._look_at_ms = 0
+        self._is_restarted = False
+        """What stands under our name and is not ours may be a fetch of a moment ago, whose end the store has lost."""
         self._patience = Patience("read", log, on_outage=on_outage, pause_max_s=lease_ms / 1000 / LOOKS)
         self._waker = Waker(reader, crawl.client)
 
@@ -82,6 +84,10 @@ class ReadLoop:
         """Take nothing more. A read that waits in the server is ended there: with nothing, as if its time were over."""
         self._stop.set()
         self._waker.wake()
+
+    def note_restart(self) -> None:
+        """The store was restarted: what it gives us again though we ended it must not wait for our lease."""
+        self._looks_left, self._look_at_ms, self._is_restarted = LOOKS, monotonic_ms(), True
 
     async def run(self) -> None:
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -172,9 +178,13 @@ class ReadLoop:
                 )
                 unknown = [entry_id for entry_id in delivered if self._board.index_of(entry_id, shard) is None]
                 if unknown:
-                    self._log(f"read: {len(unknown)} entries were delivered in a lost answer; handing them back")
+                    is_begun = self._is_restarted
+                    why = "an answer was lost, or the store lost their end"
+                    self._log(f"read: {len(unknown)} entries are ours that we do not have ({why}); handing them back")
                     await until_answered(
-                        lambda frontier=frontier, unknown=unknown: frontier.hand_back(FETCH_STREAM, unknown),  # type: ignore[misc]
+                        lambda frontier=frontier, unknown=unknown, is_begun=is_begun: frontier.hand_back(  # type: ignore[misc]
+                            FETCH_STREAM, unknown, is_begun=is_begun
+                        ),
                         self._patience,
                         self._stop,
                     )
@@ -182,6 +192,7 @@ class ReadLoop:
                 continue  # the stream is gone with all that was delivered
             except StoreUnavailable:
                 return  # stopped meanwhile
+        self._is_restarted = self._is_restarted and self._looks_left > 0
 
 
 def _is_group_missing(error: Exception) -> bool:

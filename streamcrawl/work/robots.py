@@ -4,7 +4,7 @@ Dispatch hands out pages of a host only while its verdict is stored (the gate in
 Redis; it keeps the parsed rules of the hosts it meets for a while. Nothing here fetches: a robots task does.
 
 Stored form of a verdict: one JSON line `{"verdict":"parse","status":200,"delay_ms":0}` (or "allow"), then the text.
-`delay_ms` is the host's Crawl-delay, capped, for people: dispatch has it from the host, and hands it out with each entry.
+`delay_ms` is the host's Crawl-delay, capped, for people: dispatch has it from the host, and hands it out with entries.
 """
 
 from __future__ import annotations

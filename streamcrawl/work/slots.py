@@ -337,6 +337,4 @@ class Slots:
                 self._on_gone()
             except StoreError as error:
                 # The lease runs out by itself; somebody takes them back then.
-                self._log(
-                    f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"
-                )
+                self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,7 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.reclaim import ReclaimLoop
 from streamcrawl.work.tuning import TuningLoop
+from streamcrawl.work.watch import WatchLoop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -94,7 +95,8 @@ class ChildProcess:
 
     @property
     def info(self) -> str:
-        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role, "busy": self.busy}
+        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
+        about |= {"slots": self.slots, "busy": self.busy}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:
@@ -163,8 +165,14 @@ class Supervisor:
             log=log,
         )
         self._end = EndLoop(
-            crawl, is_busy=self._is_busy, pages_max=self._pages_max, stays_for=stays_for, log=log
+            crawl,
+            is_busy=self._is_busy,
+            pages_max=self._pages_max,
+            stays_for=stays_for,
+            on_minds=self._tuning.hear,
+            log=log,
         )
+        self._watch = WatchLoop(crawl, log=log)
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
@@ -189,7 +197,7 @@ class Supervisor:
                 self._keep("sink", sink)
         for _ in range(self._settings.processes):
             self._keep("fetch", None)
-        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning)
+        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch)
         loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
@@ -236,7 +244,7 @@ class Supervisor:
         if not is_hard:
             await self._drain_sinks(grace_s)
         await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        for loop in (self._janitor, self._reclaim, self._budget, self._tuning):
+        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch):
             loop.stop()
 
     async def _stop_role(self, role: str, within_s: float) -> None:
@@ -263,6 +271,7 @@ class Supervisor:
             await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S)
 
     async def _drain_sinks(self, within_s: float) -> None:
+        """Wait until the sinks have written all that waits now; what workers elsewhere add is for the next writer."""
         deadline = monotonic_ms() + within_s * 1000
         # Only what is written here: where this supervisor stands by, another one has the time to write it.
         streams = [
@@ -271,16 +280,23 @@ class Supervisor:
             if child.role == "sink"
             for frontier in self._crawl
         ]
-        while streams and monotonic_ms() < deadline and not self._now.is_set():
-            try:
-                with mapped_errors():
-                    lengths = [await self._crawl.client.xlen(stream) for stream in streams]
-            except StoreError as error:
-                self._log(f"sinks: {error}; what they have not written yet stays in Redis")
-                return
-            if not any(lengths):
-                return
-            await asyncio.sleep(DRAIN_LOOK_S)
+        try:
+            newest = [await self._end_of(stream, "newest") for stream in streams]
+            while streams and monotonic_ms() < deadline and not self._now.is_set():
+                oldest = [await self._end_of(stream, "oldest") for stream in streams]
+                pairs = zip(oldest, newest, strict=True)
+                if all(first is None or last is None or first > last for first, last in pairs):
+                    return
+                await asyncio.sleep(DRAIN_LOOK_S)
+        except StoreError as error:
+            self._log(f"sinks: {error}; what they have not written yet stays in Redis")
+
+    async def _end_of(self, stream: str, which: Literal["oldest", "newest"]) -> tuple[int, ...] | None:
+        """Return the id of a stream's first or last entry; None when it is empty."""
+        client = self._crawl.client
+        with mapped_errors():
+            rows: Any = await (client.xrange if which == "oldest" else client.xrevrange)(stream, count=1)
+        return tuple(map(int, rows[0][0].split(b"-"))) if rows else None
 
     async def _watch_store(self) -> None:
         """Return when the store has been away for too long; every loop waits for it patiently by itself."""
@@ -321,7 +337,7 @@ class Supervisor:
         try:
             while not self._closing.is_set():
                 # A name is never used twice: what an earlier bearer still holds must not look like this one's.
-                consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+                consumer = new_consumer(role)
                 if sink is not None and not await self._become_writer(sink, consumer):
                     return
                 child = await self._start(role, consumer, sink)
@@ -465,6 +481,15 @@ class Supervisor:
 def _work_max_ms(settings: Settings) -> int:
     """Return how long a child may work at one entry before it is taken for hung."""
     return settings.handler_timeout_ms + settings.timeout_ms
+
+
+def new_consumer(role: str) -> str:
+    return f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def machine_of(consumer: str) -> str:
+    """Return the machine of a consumer's name; '' for none."""
+    return consumer.partition("-")[2].rpartition("-")[0].rpartition("-")[0]
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -8,10 +8,11 @@ others' for two looks is brought in line. If it dies, this machine goes by old s
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.frontier import Mind
 from streamcrawl.store.tuning import put_in_force, read_tuned, settings_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
@@ -22,15 +23,8 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
-PACE_S: Final = 0.5
-
-
-class _Mind(NamedTuple):
-    """What every shard's state says alike, unless a change is under way or broke off."""
-
-    version: int
-    paused: str
-    stopped: str
+PACE_S: Final = 0.9
+"""Without news from elsewhere: a change is in force within a second."""
 
 
 class TuningLoop:
@@ -59,28 +53,41 @@ class TuningLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("tuning", log)
-        self._differing: list[_Mind] = []
+        self._differing: list[Mind] = []
+        self._heard: list[Mind] = []
+        self._wake = asyncio.Event()
 
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
+
+    def hear(self, minds: list[Mind]) -> None:
+        """Learn from an answer that somebody had anyway; an idle supervisor then need not ask."""
+        self._heard = minds
+        self._wake.set()
 
     async def run(self) -> None:
         while not self._stop.is_set():
-            minds = await until_answered(self._look, self._patience, self._stop)
-            if minds[0].version > self._version:
+            self._wake.clear()
+            minds, self._heard = self._heard, []
+            minds = minds or await until_answered(self._look, self._patience, self._stop)
+            # Not only a later one: a store that was restarted may have lost the last change.
+            if minds[0].version != self._version:
                 await until_answered(self._follow, self._patience, self._stop)
             if len(set(minds)) > 1 and minds == self._differing:
                 await until_answered(lambda minds=minds: self._align(minds), self._patience, self._stop)  # type: ignore[misc]
             self._differing = minds
-            await sleep_or_stop(self._stop, PACE_S)
+            await sleep_or_stop(self._wake, PACE_S)
 
-    async def _look(self) -> list[_Mind]:
+    async def _look(self) -> list[Mind]:
         async with self._crawl.client.pipeline(transaction=False) as pipe:
             for frontier in self._crawl:
                 pipe.hmget(frontier.keys.state, ["version", "paused", "stopped"])
             with mapped_errors():
                 rows: list[Any] = await pipe.execute()
-        return [_Mind(int(version or 0), (paused or b"").decode(), (why or b"").decode()) for version, paused, why in rows]
+        return [
+            Mind(int(version or 0), (paused or b"").decode(), (why or b"").decode()) for version, paused, why in rows
+        ]
 
     async def _follow(self) -> None:
         tuned = await read_tuned(self._crawl)
@@ -90,13 +97,19 @@ class TuningLoop:
             # Set by a newer version of streamcrawl, say. What scripts read is in force all the same.
             self._log(f"settings of version {tuned.version} cannot be followed here: {error}")
         else:
-            changed = [field for field in settings.__struct_fields__ if getattr(settings, field) != getattr(self._settings, field)]
-            self._log(f"settings of version {tuned.version} are in force: {', '.join(changed) or 'nothing changed here'}")
+            changed = [
+                field
+                for field in settings.__struct_fields__
+                if getattr(settings, field) != getattr(self._settings, field)
+            ]
+            self._log(
+                f"settings of version {tuned.version} are in force: {', '.join(changed) or 'nothing changed here'}"
+            )
             self._settings = settings
             self._on_settings(settings)
         self._version = tuned.version
 
-    async def _align(self, minds: list[_Mind]) -> None:
+    async def _align(self, minds: list[Mind]) -> None:
         first = minds[0]
         if any(mind.version < first.version for mind in minds):
             tuned = await read_tuned(self._crawl)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -100,14 +101,17 @@ async def run_worker(child: Child) -> None:
         child.on_lost, child.on_settings = slots.lose, apply
         if child.settings is not settings:
             apply(child.settings)
+        for client in (child.client, child.reader):
+            # An outage may pass without an error: redis-py replaces a connection that was closed while it was idle.
+            restarts_of(client).listen(work.seen.clear)
+            restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
         reading = _start(read.run(), "ReadLoop")
         loops = [reading]
         for shard in shards:
-            every = [shard.commit, shard.dispatch, shard.due]
+            loops += [_start(loop.run(), type(loop).__name__) for loop in (shard.commit, shard.dispatch, shard.due)]
             if len(shards) > 1:
-                every.append(shard.offers)  # with a single shard nothing lies elsewhere
-            loops += [_start(loop.run(), type(loop).__name__) for loop in every]
+                loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
         stopping = _start(_wait(child.stop), "stop")
         try:
             await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -28,11 +28,12 @@ from streamcrawl.store.connection import connect, mapped_errors
 from streamcrawl.store.embedded import SERVER_VARIABLE, EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.store.shards import Shards
 from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from streamcrawl.ops.status import DeadLetter
     from tests.site.server import LoggedRequest, SiteProcess
@@ -143,6 +144,23 @@ class CrawlProcess:
         self._process.kill()
         self._process.wait()
         self._process = None
+
+    def lose_machine(self) -> None:
+        """Kill the command and all its children as when their machine fails: none has a moment to do anything."""
+        running = self.freeze()
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(running, timeout=10)
+        self.kill9()
+
+    def freeze(self) -> list[psutil.Process]:
+        """Stop the command and all its children where they are, until each is resumed, and return them."""
+        running = [process for process in psutil.process_iter() if self._owns(process)]
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        return running
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -261,7 +279,7 @@ class AuditWatch:
             with suppress(StoreUnavailable, ConfigError):
                 if self._crawl.is_running:
                     async with self._crawl.frontier() as frontier:
-                        report = await audit(frontier)
+                        report = await audit(Shards([frontier]))
                     self.samples += 1
                     self.faults += report.faults
 
@@ -270,19 +288,22 @@ class AuditWatch:
         assert self.faults == []
 
 
-async def assert_complete(crawl: CrawlProcess, site: SiteProcess) -> None:
-    """Assert that each page of the site is in the output once, and that nothing is left over in the store."""
+async def assert_complete(crawl: CrawlProcess, site: SiteProcess, *, others: Iterable[str] = ()) -> None:
+    """Assert that each page of the site is in the output once, and that nothing is left over in the store.
+
+    `others` are seeds that no page links to.
+    """
     # By the final URL: a page behind a redirect of its own host is recorded under the URL of the redirect.
     recorded = Counter(record["final_url"] for record in crawl.records() if record["status"] == 200)
     assert {url: count for url, count in recorded.items() if count > 1} == {}
-    assert set(recorded) == site.expected_pages()
+    assert set(recorded) == site.expected_pages() | set(others)
     await assert_at_rest(crawl)
 
 
 async def assert_at_rest(crawl: CrawlProcess) -> None:
     """Assert that the accounts hold and nobody has anything in hand."""
     async with crawl.frontier() as frontier:
-        report = await audit(frontier)
+        report = await audit(Shards([frontier]))
         assert report.faults == []
         totals = report.totals
         assert [name for name, count in totals.items() if count and name.endswith((".queued", ".streamed"))] == []

@@ -59,13 +59,19 @@ def test_second_command_joins_a_crawl_on_a_shared_redis(
     with command.start(*arguments) as first:
         first.until(lambda: command.lines(f"{crawl_name}.jsonl"), "the first page is written")
         with paused(leisurely_site):
-            hasty = other.run(*arguments, "--delay", "3", "--host-concurrency", "9")
+            hasty = other.run(*arguments, "--lease", "9s", "--shards", "3")
+            assert "these cannot change" in hasty.err
+            hasty = other.run(*arguments, "--lease", "9s")
         assert hasty.code == ExitCode.USAGE
-        assert f"crawl {crawl_name!r} is at work with --delay in ms: 0 (here 3000), " in hasty.err
-        assert "--host-concurrency: 1 (here 9)" in hasty.err
-        with other.start(*arguments) as second:
+        assert f"--lease 9s: crawl {crawl_name!r} is at work with 30s, and " in hasty.err
+        assert hasty.err.count("\n") == 1
+        with other.start(*arguments, "--host-concurrency", "2") as second:
             with paused(leisurely_site):
                 second.until(lambda: f"joining crawl {crawl_name}: " in second.err, "the second joins")
+                changed = "settings changed, for every worker of the crawl: host_concurrency 1 -> 2\n"
+                assert changed in second.err
+                told = "settings of version 2 are in force: host_concurrency"
+                first.until(lambda: told in first.err, "the first one hears of it")
             assert second.wait().code == ExitCode.DONE
         assert first.wait().code == ExitCode.DONE
     assert command.pages(f"{crawl_name}.jsonl") == leisurely_site.expected_pages()

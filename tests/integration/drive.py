@@ -21,10 +21,11 @@ from streamcrawl.ops.audit import audit
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import canonical_url, split_url
-from streamcrawl.settings import make_settings
+from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
-from streamcrawl.store.shards import open_crawl
+from streamcrawl.store.shards import Shards, open_crawl
+from streamcrawl.store.tuning import encode_given, tune
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
 from tests.integration.snapshot import assert_accounts, assert_known_keys
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
     from streamcrawl.work.supervisor import ChildProcess
 
 OUTPUT: Final = "out"
@@ -67,9 +68,11 @@ class DeadLetter(NamedTuple):
 class CrawlRun:
     """One run of a crawl: its supervisor, its state in Redis, what it said."""
 
-    def __init__(self, frontier: Frontier, supervisor: Supervisor, processes: int, log: list[str]) -> None:
+    def __init__(self, crawl: Shards, supervisor: Supervisor, processes: int, log: list[str]) -> None:
         self._processes = processes
-        self.frontier = frontier
+        self.crawl = crawl
+        self.frontier = crawl.first
+        """Of crawls of one shard."""
         self.supervisor = supervisor
         self.log = log
         self._task = asyncio.create_task(supervisor.run(), name="supervisor")
@@ -112,13 +115,20 @@ class CrawlRun:
         await until(lambda: len(self.workers()) >= self._processes, "the children to start")
 
     async def totals(self) -> dict[str, int]:
-        raw: Any = await self.frontier.client.hgetall(self.frontier.keys.totals)
-        return {field.decode(): int(value) for field, value in raw.items() if int(value)}
+        """Return all counts, of all shards together."""
+        found: Counter[str] = Counter()
+        for frontier in self.crawl:
+            raw: Any = await frontier.client.hgetall(frontier.keys.totals)
+            found.update({field.decode(): int(value) for field, value in raw.items() if int(value)})
+        return dict(found)
 
     async def dead(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first."""
         letters = []
-        raw: Any = await self.frontier.client.xrange(self.frontier.keys.dead)
+        raw: list[Any] = []
+        for frontier in self.crawl:
+            found: Any = await frontier.client.xrange(frontier.keys.dead)
+            raw += found
         for _, fields in raw:
             text = {field.decode(): value.decode() for field, value in fields.items()}
             _, _, kind, path, *_ = msgspec.json.decode(text["task"])
@@ -127,9 +137,10 @@ class CrawlRun:
 
     async def check(self) -> None:
         """Check that accounts hold, by the tests' own count and by audit, and that every key is a known one."""
-        await assert_accounts(self.frontier)
-        await assert_known_keys(self.frontier)
-        report = await audit(self.frontier)
+        for frontier in self.crawl:
+            await assert_accounts(frontier)
+            await assert_known_keys(frontier)
+        report = await audit(self.crawl)
         assert report.is_sound, "\n".join(report.faults)
 
 
@@ -143,21 +154,34 @@ async def crawling(
     sinks = [SinkSpec(OUTPUT, str(output))] if output is not None else []
     log: list[str] = []
     try:
-        frontier, _ = await open_crawl(client, settings, sinks=[sink.name for sink in sinks])
-        await frontier.reconcile()
-        todo = Links()
+        asked = QUICK | values
+        changes = {
+            field: None if value is None else Given(value, "test")
+            for field, value in asked.items()
+            if CLASSES[field][0] in (SettingClass.TUNABLE, SettingClass.RESTING)
+        }
+        names = [sink.name for sink in sinks]
+        crawl, is_new = await open_crawl(
+            client, settings, sinks=names, given=encode_given({field: one for field, one in changes.items() if one})
+        )
+        tuned, _ = await tune(crawl, name, {} if is_new else changes)
+        await crawl.reconcile()
+        todo = [Links() for _ in crawl]
         for seed in seeds:
             url = canonical_url(seed)
             assert url is not None, seed
             host, path = split_url(url)
-            todo.add(CrawlTask(host=host, path=path))
-        while todo:
-            word, _ = await frontier.offer(todo.take(LINKS_PER_CALL))
-            assert word == "OK", word
-        await frontier.control(closed=1)
+            todo[crawl.index_of(host)].add(CrawlTask(host=host, path=path))
+        for frontier, links in zip(crawl, todo, strict=True):
+            while links:
+                word, _ = await frontier.offer(links.take(LINKS_PER_CALL))
+                assert word == "OK", word
+        await crawl.first.control(closed=1)
         scope = Scope.from_settings(settings, seeds).state()
-        supervisor = Supervisor(redis_url, settings, frontier, scope=scope, sinks=sinks, log=log.append)
-        run = CrawlRun(frontier, supervisor, settings.processes, log)
+        supervisor = Supervisor(
+            redis_url, settings, crawl, scope=scope, sinks=sinks, version=tuned.version, log=log.append
+        )
+        run = CrawlRun(crawl, supervisor, settings.processes, log)
         try:
             yield run
         finally:

@@ -35,7 +35,7 @@ async def test_pages_max_is_exact_and_can_be_raised(redis_server: RedisServer, c
         async with crawling(redis_server.url, crawl_name, [], output=output, processes=2, pages_max=600) as run:
             assert await run.word() == "LIMIT"
             assert len({record["url"] for record in records(output)}) == len(records(output)) == 600
-        async with crawling(redis_server.url, crawl_name, [], output=output, processes=2) as run:
+        async with crawling(redis_server.url, crawl_name, [], output=output, processes=2, pages_max=None) as run:
             assert await run.word() == "ENDED"
             await run.check()
             found = Counter(record["url"] for record in records(output))

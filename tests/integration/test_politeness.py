@@ -119,7 +119,7 @@ async def test_longer_delay_of_a_second_run_holds_against_a_stored_crawl_delay(
         async with crawling(redis_server.url, crawl_name, [talker.origin], obey_robots=True, pages_max=1) as run:
             assert await run.word() == "LIMIT"
         before = len(talker.requests)
-        async with crawling(redis_server.url, crawl_name, [], obey_robots=True, delay_ms=500) as run:
+        async with crawling(redis_server.url, crawl_name, [], obey_robots=True, delay_ms=500, pages_max=None) as run:
             assert await run.word() == "ENDED"
         assert violations(talker.requests[:before], cap=1, delay_ms=200) == []
         assert len(talker.requests[before:]) == 3

@@ -23,7 +23,7 @@ from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
-from streamcrawl.store.shards import delete_crawl
+from streamcrawl.store.shards import Shards, delete_crawl
 from streamcrawl.work.board import Board
 from tests.integration.snapshot import wait_until
 
@@ -89,8 +89,10 @@ async def sink_loop(
     board = Board.create(2 * BATCH)
     options: dict[str, Any] = {"lease_ms": LEASE_MS, "batch": BATCH, "linger_ms": 20} | values
     try:
-        yield SinkLoop(frontier, reader, file, sink=SINK, consumer=consumer, board=board, log=log.append, **options)
-        assert board.held_ids() == []
+        yield SinkLoop(
+            Shards([frontier]), reader, file, sink=SINK, consumer=consumer, board=board, log=log.append, **options
+        )
+        assert board.held() == []
     finally:
         board.close()
         await reader.aclose()
@@ -397,7 +399,7 @@ async def main(url: str, name: str, epoch: str, path: str, consumer: str, point:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     loop = SinkLoop(
-        frontier,
+        Shards([frontier]),
         reader,
         Dying(Path(path), point, int(write)),
         sink=SINK,

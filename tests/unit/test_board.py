@@ -45,8 +45,18 @@ def test_new_board_holds_nothing(supervisor: Board) -> None:
 def test_supervisor_sees_what_the_child_holds(supervisor: Board, child: Board) -> None:
     child.hold("1700000000000-0")
     child.hold(LARGEST)
-    assert sorted(supervisor.held()) == [Held("1700000000000-0", 0), Held(LARGEST, 0)]
-    assert sorted(child.held_ids()) == ["1700000000000-0", LARGEST]
+    assert sorted(supervisor.held()) == [Held("1700000000000-0", 0, 0), Held(LARGEST, 0, 0)]
+    assert sorted([entry.entry_id for entry in child.held()]) == ["1700000000000-0", LARGEST]
+
+
+def test_ids_of_two_shards_may_be_equal(supervisor: Board, child: Board) -> None:
+    child.begin(child.hold("5-1", 3))
+    index = child.hold("5-1", 4)
+    assert {(held.shard, held.begun_ms > 0) for held in supervisor.held()} == {(3, True), (4, False)}
+    assert child.index_of("5-1", 4) == index
+    assert child.index_of("5-1") is None
+    child.release(index)
+    assert [held.shard for held in supervisor.held()] == [3]
 
 
 def test_entry_that_begins_is_stamped_with_the_common_clock(supervisor: Board, child: Board) -> None:
@@ -93,7 +103,7 @@ def test_board_outlives_its_child(supervisor: Board) -> None:
     child = Board(os.dup(supervisor.fd), CAPACITY)
     child.hold("7-0")
     child.close()
-    assert supervisor.held() == [Held("7-0", 0)]
+    assert supervisor.held() == [Held("7-0", 0, 0)]
 
 
 def test_board_has_no_name_that_could_be_left_behind(supervisor: Board) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from streamcrawl.settings import make_settings
 from streamcrawl.work.janitor import MEMORY_PACE_MIN_S, PACE_S, JanitorLoop, next_look_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,9 @@ class FullStore:
 
     async def _info(self, _: str) -> dict[str, Any]:
         return {"used_memory": self.used, "maxmemory": 100_000_000}
+
+    def __iter__(self) -> Iterator[FullStore]:
+        yield self
 
     async def give_up(self, **_: int) -> tuple[int, int, int]:
         return 0, 0, 0

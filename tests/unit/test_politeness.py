@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamcrawl.rules.politeness import host_backoff_ms, host_delay_ms, parse_retry_after_ms
+from streamcrawl.rules.politeness import host_delay_ms, parse_retry_after_ms
 
 NOW_MS = 784_111_777_000
 """Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110."""
@@ -82,13 +82,3 @@ def test_crawl_delay_only_lengthens_the_wait_and_is_capped(crawl_delay_ms: int |
 
 def test_cap_never_shortens_our_own_delay() -> None:
     assert host_delay_ms(60_000, 86_400_000, 30_000) == 60_000
-
-
-@pytest.mark.parametrize(("failures", "least_ms"), [(1, 500), (2, 1000), (3, 2000), (8, 60_000), (10**6, 60_000)])
-def test_silent_host_is_left_alone_longer_and_longer(failures: int, least_ms: int) -> None:
-    assert host_backoff_ms(failures, 1000, 120_000, 0.0) == least_ms
-    assert least_ms < host_backoff_ms(failures, 1000, 120_000, 0.999) < 2 * least_ms
-
-
-def test_host_that_answered_is_not_backed_off() -> None:
-    assert host_backoff_ms(0, 1000, 120_000, 0.9) == 0

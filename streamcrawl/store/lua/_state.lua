@@ -12,7 +12,7 @@ local S = {}
 do
   local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
     'frontier_max', 'seeds_max', 'sink_max', 'crashes_max', 'slots', 'paused', 'stopped', 'throttled', 'seen',
-    'seen_buckets'}
+    'seen_buckets', 'gap_at'}
   local values = call('HMGET', KEYS[1], unpack(names))
   for i = 1, #names do S[names[i]] = values[i] or nil end
 end
@@ -24,6 +24,15 @@ do
   local step = wall - (tonumber(S.wall_ms) or wall)
   if step > 0 and step <= 5000 then now = now + step end
   call('HSET', KEYS[1], 'clock_ms', now, 'wall_ms', wall)
+  if step < 0 or step > 5000 then
+    S.gap_at = wall
+    call('HSET', KEYS[1], 'gap_at', wall)
+  end
+end
+-- Is the age of a worker's stamp in doubt? For one lease after a jump or an outage whoever lives may not have renewed it.
+local function is_after_gap(lease)
+  local age = wall - (tonumber(S.gap_at) or -math.huge)
+  return age >= 0 and age < lease
 end
 local CAP, DELAY = tonumber(S.cap) or 1, tonumber(S.delay_ms) or 0
 local STREAM = P .. 'stream:fetch'

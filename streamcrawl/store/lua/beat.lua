@@ -8,7 +8,7 @@
 --
 -- Returns {'OK', {{lost id, …}, …}, slots}  per worker the entries that are no longer its own; live fetch slots
 --         {'GONE'}
--- Derives the streams, `workers`. Cost O(entries + workers). Repeat: harmless.
+-- Derives the streams, `workers`, `totals`. Cost O(entries + workers). Repeat: harmless.
 --
 -- XCLAIM without FORCE renews only what is pending, and an entry is never handed to another in place, so a late beat
 -- cannot steal anything back. JUSTID, because a plain XCLAIM would send every payload back.
@@ -36,8 +36,20 @@ end
 local total, rows = 0, call('HGETALL', P .. 'workers')
 for i = 1, #rows, 2 do
   local beat, slots = string.match(rows[i + 1], '^(%d+) (%d+) ')
-  if beat and math.abs(wall - tonumber(beat)) < 3 * lease then total = total + tonumber(slots)
+  -- The stamp is wall time: after a clock that jumped all look dead, and would be without slots until their next beat.
+  if beat and (math.abs(wall - tonumber(beat)) < 3 * lease or is_after_gap(lease)) then total = total + tonumber(slots)
   else call('HDEL', P .. 'workers', rows[i]) end
 end
 call('HSET', KEYS[1], 'slots', total)
+-- What was counted at times 10 s apart, newest first, for the rates of `status`: crawl time, wall, done, created.
+local samples = call('HGET', KEYS[1], 'samples') or ''
+local last = tonumber(string.match(samples, '^%d+'))
+if not last or now - last >= 10000 then
+  local t = call('HMGET', P .. 'totals', 'page.done', 'page.created')
+  local kept = {now .. ' ' .. wall .. ' ' .. (t[1] or 0) .. ' ' .. (t[2] or 0)}
+  for sample in string.gmatch(samples, '[^|]+') do
+    if #kept < 7 then kept[#kept + 1] = sample end
+  end
+  call('HSET', KEYS[1], 'samples', table.concat(kept, '|'))
+end
 return {'OK', answers, total}

@@ -4,7 +4,7 @@
 -- KEYS[1] state  hash  the shard's state
 -- ARGV[1] epoch  str   the epoch the caller joined with
 --
--- Returns {word, created, done}: pages and replays so far, which only grow, and pages done
+-- Returns {word, created, done, version, paused, stopped}: counts of pages, and what the state says of its settings
 --           RUNNING     something is left to do, or more seeds may come
 --           ENDED       closed, every structure is empty (but for what blocked hosts have), every line balances
 --           LIMIT       pages_max reached, nothing is under way; more could be done
@@ -13,6 +13,7 @@
 --           UNFED       nothing is left, but who was to offer more seeds died or was stopped before it had offered all
 --           UNBALANCED  nothing is under way, nothing more can be, and the counts disagree: an audit error, not the end
 --         {'GONE'}
+-- `created` counts replays too: it only grows, so two looks tell whether anything came between.
 -- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`.
 -- Cost O(blocked hosts), at most 10,000, and only when nothing else is left. Repeat: harmless.
 -- include _state
@@ -23,7 +24,10 @@ for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do
   lines[#lines + 1] = name
 end
 local function total(field) return tonumber(call('HGET', P .. 'totals', field)) or 0 end
-local function answer(word) return {word, total('page.created') + total('page.replayed'), total('page.done')} end
+local function answer(word)
+  return {word, total('page.created') + total('page.replayed'), total('page.done'),
+    tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
+end
 if under_way > 0 then return answer('RUNNING') end
 local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed')
 local queued, parked = total('page.queued') + total('robots.queued'), 0

@@ -10,7 +10,8 @@
 -- Returns {'OK', back}     so many were taken back
 --         {'HOLD', ms}     the last tick is too long ago (outage, sleep, clock jump): for that long nobody loses a lease
 --         {'GONE'}
--- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`, `dead`. Cost O(pending + consumers).
+-- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`, `dead`. Cost O(pending + consumers); of rows to stamp
+-- anew after a clock that went back, 1,000 a call.
 -- Repeat: harmless.
 --
 -- By XPENDING IDLE rather than XAUTOCLAIM: nothing needs to be claimed inside one script, there is no cursor that
@@ -20,9 +21,32 @@
 -- include _stream
 local stream, lease, limit = P .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local tick, hold, cut = 'reclaim_at:' .. ARGV[2], 'reclaim_hold:' .. ARGV[2], 'reclaim_cut:' .. ARGV[2]
-local kept = call('HMGET', KEYS[1], tick, hold, cut)
-local last, held_until = tonumber(kept[1]), tonumber(kept[2]) or 0
+local fix = 'reclaim_fix:' .. ARGV[2]
+local kept = call('HMGET', KEYS[1], tick, hold, cut, fix)
+local last, held_until, fix_from = tonumber(kept[1]), tonumber(kept[2]) or 0, kept[4]
 call('HSET', KEYS[1], tick, wall)
+if last and wall < last then
+  fix_from = '-'
+  call('HSET', KEYS[1], fix, fix_from)
+end
+if fix_from then
+  -- The clock went back: rows stamped by the old one would look fresh until it is there again, an hour after their worker
+  -- died. A stamp in the future reads as idle 0, like one of just now, to which a new stamp does nothing.
+  local rows = redis.pcall('XPENDING', stream, 'workers', fix_from, '+', 1000)
+  local ids_of = {}
+  if rows.err then rows = {} end
+  for _, row in ipairs(rows) do
+    if row[3] == 0 then
+      ids_of[row[2]] = ids_of[row[2]] or {'XCLAIM', stream, 'workers', row[2], 0}
+      table.insert(ids_of[row[2]], row[1])
+    end
+  end
+  for _, query in pairs(ids_of) do
+    query[#query + 1] = 'IDLE' query[#query + 1] = 0 query[#query + 1] = 'JUSTID'
+    call(unpack(query))
+  end
+  if #rows == 1000 then call('HSET', KEYS[1], fix, '(' .. rows[1000][1]) else call('HDEL', KEYS[1], fix) end
+end
 if not last or wall - last > lease / 2 or wall < last then
   -- Whoever is alive could not renew during that gap either: give everybody one whole lease to do it.
   held_until = wall + lease

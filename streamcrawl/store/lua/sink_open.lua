@@ -9,7 +9,8 @@
 -- ARGV[5] limit     int   entries to take back at most
 --
 -- Returns {'OK', writer epoch, offset, left}  write from `offset` on; `left` 1: call again before reading
---         {'BUSY', consumer}                  another writer is alive
+--         {'BUSY', consumer}                  another writer is alive, or may be: the last call to any script is too long
+--                                             ago (outage, clock jump), and one lease has not passed since
 --         {'GONE'}
 -- Derives `offsets`, `workers`, `stream:fetch:<sink>`. Repeat: harmless, the same consumer keeps its writer epoch.
 -- include _state
@@ -21,7 +22,8 @@ local writer = tonumber(have[2]) or 0
 if have[1] ~= me then
   local row = have[1] and call('HGET', P .. 'workers', have[1])
   local beat = row and tonumber(string.match(row, '^(%d+) '))
-  if beat and math.abs(wall - beat) < tonumber(ARGV[4]) then return {'BUSY', have[1]} end
+  local lease = tonumber(ARGV[4])
+  if beat and (math.abs(wall - beat) < lease or is_after_gap(lease)) then return {'BUSY', have[1]} end
   writer = writer + 1
   call('HSET', P .. 'offsets', sink .. ':owner', me, sink .. ':writer', writer)
 end

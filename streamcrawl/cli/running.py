@@ -1,0 +1,285 @@
+"""What commands that run workers share: signals, the loops of a run, its display and its summary.
+
+`crawl` and `worker` differ in how they come to a crawl; from there on they are one. Start at `Running.run_crawl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import msgspec
+from rich.console import Console
+
+from streamcrawl.cli.options import write
+from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreUnavailable
+from streamcrawl.ops.audit import audit
+from streamcrawl.ops.progress import Progress
+from streamcrawl.ops.status import read_status
+from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
+from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.keys import Keys
+from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine, Mapping, Sequence
+
+    from redis.asyncio import Redis
+
+    from streamcrawl.cli.store import Store
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.shards import Shards
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a crawl was begun with, beside its settings: enough to go on without being told again."""
+
+    scope: dict[str, Any]
+    sinks: dict[str, str]
+    """Name in Redis -> absolute path."""
+    seeds: list[str] = []
+    seeds_file: str | None = None
+    machine: str = ""
+    """Where it was created, and an output is begun that nobody has written to yet."""
+
+
+async def read_state(client: Redis, name: str) -> dict[str, str]:
+    """Return the state of a crawl's first shard; empty when there is no crawl."""
+    with mapped_errors():
+        state: Any = await client.hgetall(Keys(name).state)
+    return {field.decode(): value.decode("utf-8", "replace") for field, value in state.items()}
+
+
+def read_stored(state: Mapping[str, str]) -> Stored | None:
+    """Return what the command stored; None for no crawl, or one that a program began."""
+    if "crawl" not in state:
+        return None
+    try:
+        return msgspec.json.decode(state["crawl"], type=Stored)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"what this crawl was begun with cannot be read ({error}); begin again with --fresh"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A crawl that this process is about to work at."""
+
+    name: str
+    store: Store
+    crawl: Shards
+    settings: Settings
+    version: int
+    """Of the settings."""
+    scope: dict[str, Any]
+    sinks: Sequence[SinkSpec] = ()
+    pages_before: int = 0
+    resume: str = ""
+    """The command that goes on with it."""
+    home: str | None = None
+    """For who only helps: the machine where an output is begun that nobody has written to yet; others are continued
+    where they were written last. None for who may begin and continue them here."""
+    stays_for: Collection[str] = ()
+    """Words of the end after which this process waits for more."""
+    feeding: Sequence[Coroutine[Any, Any, None]] = field(default_factory=tuple)
+    """What else runs as long as the workers do: seeds that are offered, until `Running.stop_feeding`."""
+
+
+class Running:
+    """One run of a command with workers."""
+
+    def __init__(self, *, is_quiet: bool, is_json: bool) -> None:
+        self._is_quiet = is_quiet
+        self._is_json = is_json
+        self._console = Console(file=cast("IO[str]", _DeafStream(sys.stderr)) if sys.stderr else None, stderr=True)
+        self._main: asyncio.Task[Any] | None = None
+        self._signals = 0
+        self._grace_ms = 0
+        self._supervisor: Supervisor | None = None
+        self.stop_feeding = asyncio.Event()
+        self._stop_progress = asyncio.Event()
+
+    def log(self, text: str) -> None:
+        """Say what somebody should know; on standard error, above the live line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def tell(self, text: str) -> None:
+        """Say what is good to know: nothing with --quiet."""
+        if not self._is_quiet:
+            self.log(text)
+
+    def listen(self) -> None:
+        """Take signals from now on: the current task is cancelled by one that comes before workers run, or a third."""
+        self._main = asyncio.current_task()
+        # A terminal that is closed stops the crawl in order too, unless it was begun with nohup.
+        hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []
+        for signal_ in (signal.SIGINT, signal.SIGTERM, *hangup):
+            asyncio.get_running_loop().add_signal_handler(signal_, self._on_signal)
+
+    def _on_signal(self) -> None:
+        """Stop in order, then at once, then without waiting for anything; before the workers start, at once."""
+        assert self._main is not None
+        self._signals += 1
+        if self._supervisor is None or self._signals > 2:
+            self._main.cancel()
+            return
+        if self._signals == 1:
+            self.log(f"stopping: up to {self._grace_ms / 1000:g} s for what is under way; once more to stop at once")
+        else:
+            self.log("stopping at once")
+        self.stop_feeding.set()
+        self._supervisor.stop()
+
+    async def run_crawl(self, job: Job) -> ExitCode:
+        """Work at a crawl until it ends or this process is stopped; show how it goes, and sum up.
+
+        Raises:
+            CrawlGone: it was deleted or begun afresh meanwhile.
+            StoreUnavailable: Redis did not come back.
+            StreamcrawlError: the workers, or what feeds them, cannot go on.
+        """
+        if self._signals:
+            # The cancellation was swallowed: redis-py awaits by asyncio.wait_for, which loses one that comes with the
+            # answer (Python 3.11, gh-86296; mended in 3.12). From here on the supervisor is told to stop.
+            raise asyncio.CancelledError
+        self._grace_ms = job.settings.grace_ms
+        self._supervisor = Supervisor(
+            job.store.url,
+            job.settings,
+            job.crawl,
+            scope=job.scope,
+            sinks=await self._without_written_elsewhere(job),
+            version=job.version,
+            stays_for=job.stays_for,
+            log=self.log,
+        )
+        started = time.monotonic()
+        word = await self._run_loops(self._supervisor, job)
+        return await self._sum_up(Run(word, time.monotonic() - started, job.pages_before, job.resume), job)
+
+    async def _without_written_elsewhere(self, job: Job) -> list[SinkSpec]:
+        """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.
+
+        One that is written on this machine keeps its path: the supervisor stands by and goes on when the writer dies.
+        Who only helps leaves one on another machine alone, whether somebody writes it now or not.
+        """
+        found = []
+        status = await read_status(job.crawl.client, job.name)
+        alive = {worker.consumer for worker in status.workers if worker.beat_age_ms < job.settings.lease_ms}
+        here = socket.gethostname()
+        for sink in job.sinks:
+            with mapped_errors():
+                stored: Any = await job.crawl.client.hget(job.crawl.first.keys.offsets, f"{sink.name}:owner")
+            owner = (stored or b"").decode()
+            machine = machine_of(owner) or job.home or here
+            if machine != here and (owner in alive or job.home is not None):
+                self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
+                found.append(SinkSpec(sink.name, ""))
+            else:
+                found.append(sink)
+        return found
+
+    async def _run_loops(self, supervisor: Supervisor, job: Job) -> str:
+        """Run supervisor, feeders, progress and the watch over the server; return the supervisor's word."""
+        progress = Progress(
+            job.crawl,
+            self._console,
+            mode=self._progress_mode(),
+            pages_max=job.settings.pages_max,
+            workers=lambda: _count_workers(supervisor),
+            write=self._write,
+        )
+        main = asyncio.create_task(supervisor.run(), name="supervisor")
+        showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
+        others = [asyncio.create_task(feeding, name="feeding") for feeding in job.feeding]
+        others.append(asyncio.create_task(_watch_server(job), name="server"))
+        try:
+            waiting: set[asyncio.Task[Any]] = {main, *others}
+            while not main.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {main}:
+                    task.result()
+            return main.result()
+        finally:
+            self.stop_feeding.set()
+            self._stop_progress.set()
+            others[-1].cancel()
+            if not main.done():
+                supervisor.stop()
+                supervisor.stop()
+            await asyncio.gather(main, *others, return_exceptions=True)
+            await showing
+
+    def _progress_mode(self) -> str:
+        if self._is_quiet:
+            return "none"
+        if self._is_json:
+            return "json"
+        return "live" if self._console.is_terminal else "lines"
+
+    async def _sum_up(self, run: Run, job: Job) -> ExitCode:
+        if run.word == "GONE":
+            raise CrawlGone("the crawl was deleted or begun afresh by someone else while this one ran")
+        if run.word == "UNAVAILABLE":
+            raise StoreUnavailable(f"Redis does not answer; what it holds is safe. Go on with: {run.resume}")
+        try:
+            status = await read_status(job.crawl.client, job.name)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"{error}; go on with: {run.resume}") from error
+        if self._is_json:
+            self._write(msgspec.json.encode(summary_json(run, status)).decode())
+        elif not self._is_quiet:
+            self._write("\n".join(summary_lines(run, status)))
+        if run.word == "UNBALANCED":
+            for fault in (await audit(job.crawl)).faults:
+                self.log(f"streamcrawl: {fault}")
+        return exit_code(run.word, status)
+
+    def _write(self, text: str) -> None:
+        try:
+            write(text)
+        except ConfigError as error:  # the crawl goes on, and its exit code says how it ended
+            self.log(f"streamcrawl: {error}")
+
+
+class _DeafStream:
+    """Standard error that nobody may be reading any more (`2>&1 | head`, a terminal that is gone): a crawl goes on."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+async def _watch_server(job: Job) -> None:
+    """Wait for the end of the embedded server: nobody would start it again, and workers would wait for it for ever.
+
+    Raises:
+        StoreUnavailable: it has ended; the message says how.
+    """
+    if job.store.embedded is None:
+        await asyncio.Event().wait()
+    else:
+        raise StoreUnavailable(f"{await job.store.embedded.wait_ended()}; go on with: {job.resume}")
+
+
+def _count_workers(supervisor: Supervisor) -> tuple[int, int]:
+    workers = [child for child in supervisor.children if child.role == "fetch"]
+    return len(workers), sum(child.busy for child in workers)

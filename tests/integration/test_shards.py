@@ -1,0 +1,94 @@
+"""A crawl of several shards: the same pages as with one, each once, limits exact, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamcrawl.store.shards import shard_of
+from tests.integration.drive import crawling, kill_children, records
+from tests.site.server import SiteProcess, SiteSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.redis_server import RedisServer
+
+SPEC = SiteSpec(hosts=12, pages_per_host=40, links=10, flaky=0.05, redirect_across=0.05, redirect_within=0.05)
+
+
+def test_hosts_of_one_domain_lie_in_one_shard_and_the_others_are_spread() -> None:
+    assert shard_of("https://a.example.co.uk", 8) == shard_of("http://b.c.example.co.uk:8080", 8)
+    assert {shard_of(f"https://site{n}.example", 8) for n in range(200)} == set(range(8))
+    assert shard_of("https://example.org", 1) == 0
+    # Another place in another version would lose what lies in Redis.
+    assert [shard_of(f"https://{name}", 8) for name in ("example.org", "127.0.0.1", "localhost")] == [5, 4, 6]
+
+
+def assert_each_once(output: Path, site: SiteProcess) -> None:
+    urls = [record["url"] for record in records(output)]
+    assert len(urls) == len(set(urls))
+    assert {record["final_url"] for record in records(output)} == site.expected_pages()
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+async def test_crawl_of_several_shards_brings_each_page_once(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path, shards: int
+) -> None:
+    output = tmp_path / "pages.jsonl"
+    with SiteProcess(SPEC) as site:
+        seeds = [site.seed_url]
+        async with crawling(redis_server.url, crawl_name, seeds, output=output, shards=shards, processes=2) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+            used = [
+                frontier
+                for frontier in run.crawl
+                if await frontier.client.exists(frontier.keys.schedule, frontier.keys.seen(0))
+            ]
+        assert len(used) > 1
+        assert_each_once(output, site)
+
+
+async def test_killed_workers_of_several_shards_lose_nothing(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "pages.jsonl"
+    with SiteProcess(SPEC) as site:
+        async with crawling(
+            redis_server.url, crawl_name, [site.seed_url], output=output, shards=4, processes=2, delay_ms=5
+        ) as run:
+            assert await kill_children(run, seed=1, most=6) > 1
+            assert await run.word() == "ENDED"
+            await run.check()
+        assert_each_once(output, site)
+
+
+async def test_page_budget_holds_over_all_shards_and_can_be_raised_while_they_run(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "pages.jsonl"
+    with SiteProcess(SPEC) as site:
+        for budget in (101, 260):
+            async with crawling(
+                redis_server.url, crawl_name, [site.seed_url], output=output, shards=4, pages_max=budget
+            ) as run:
+                assert await run.word() == "LIMIT"
+                assert (await run.totals())["page.done"] == budget
+                await run.check()
+            assert len({record["url"] for record in records(output)}) == budget
+        async with crawling(redis_server.url, crawl_name, [], output=output, shards=4, pages_max=None) as run:
+            assert await run.word() == "ENDED"
+        assert_each_once(output, site)
+
+
+async def test_idle_shards_do_not_end_a_crawl_that_another_one_still_feeds(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    """One site in one shard whose every page leads to another one: all other shards say ENDED all the time."""
+    with SiteProcess(SiteSpec(hosts=2, pages_per_host=20, links=1)) as site:
+        async with crawling(redis_server.url, crawl_name, [site.seed_url], shards=7, delay_ms=20) as run:
+            assert await asyncio.wait_for(run.word(), 60) == "ENDED"
+            assert (await run.totals())["page.done"] == len(site.expected_pages())

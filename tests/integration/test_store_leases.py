@@ -378,3 +378,14 @@ async def test_workers_that_left_or_fell_silent_have_no_slots(open_lab: OpenLab)
     assert await beat(("alive", 11)) == 11
     assert list((await lab.snapshot())["workers"]) == ["alive"]
     assert await lab.client.hget(lab.keys.state, "slots") == b"11"
+
+
+async def test_group_that_was_destroyed_comes_back_without_a_dispatch(lab: Lab) -> None:
+    # Every host has its share in the stream: none is scheduled, so dispatch has no reason to look at the stream.
+    await lab.offer(*urls("a.test", 2))
+    (held,) = await lab.take()
+    await lab.client.xgroup_destroy(lab.keys.fetch_stream, GROUP)
+    await lab.let_reclaim()
+    assert await lab.frontier.reclaim(FETCH_STREAM, lease_ms=60_000) == ("OK", 0)
+    assert [one.id for one in await lab.read("w2")] == [held.id]
+    assert await lab.end(held) == "DONE"

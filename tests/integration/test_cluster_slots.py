@@ -195,6 +195,11 @@ async def upgrade(lab: Lab) -> None:
     assert await run("upgrade", lab.frontier.epoch, pack([]), pack(["version", "9"]), 0) == [b"UPGRADED"]
 
 
+async def delete(lab: Lab) -> None:
+    run = Scripts(lab.client, lab.keys.state).run
+    assert await run("delete", lab.frontier.epoch, "totals", "stream:fetch", "no such key") == [b"OK", 2]
+
+
 CALLS: Final[tuple[Call, ...]] = (
     *(
         feed,
@@ -213,9 +218,9 @@ CALLS: Final[tuple[Call, ...]] = (
         sink_open,
         sink_commit,
     ),
-    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade),
+    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade, delete),
 )
-"""Each named for its script; `open` is called before them. They share one crawl of cap 1 and without delay."""
+"""Each named for its script; `open` is called before them, and `delete` is the last of them. They share one crawl of cap 1 and without delay."""
 
 
 async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> None:

@@ -197,7 +197,8 @@ async def upgrade(lab: Lab) -> None:
 
 async def delete(lab: Lab) -> None:
     run = Scripts(lab.client, lab.keys.state).run
-    assert await run("delete", lab.frontier.epoch, "totals", "stream:fetch", "no such key") == [b"OK", 2]
+    assert await run("delete", lab.frontier.epoch, "robots:x", "grants", "no such key") == [b"OK", 1]
+    assert await run("delete", lab.frontier.epoch, "grants") == [b"OK", 0]
 
 
 CALLS: Final[tuple[Call, ...]] = (
@@ -220,7 +221,8 @@ CALLS: Final[tuple[Call, ...]] = (
     ),
     *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade, delete),
 )
-"""Each named for its script; `open` is called before them, and `delete` is the last of them. They share one crawl of cap 1 and without delay."""
+"""Each named for its script; `open` is called before them, and `delete`, which ends the epoch, is the last. They share
+one crawl of cap 1 and without delay."""
 
 
 async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> None:

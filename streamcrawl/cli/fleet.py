@@ -19,10 +19,17 @@ import msgspec
 from rich.console import Console
 
 from streamcrawl.cli.options import write
-from streamcrawl.cli.store import delete_embedded, embedded_folder, existing_store, has_data, running_store
+from streamcrawl.cli.store import (
+    delete_embedded,
+    embedded_folder,
+    existing_store,
+    has_data,
+    running_store,
+    start_command,
+)
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreError, StoreUnavailable
 from streamcrawl.ops.progress import clock
-from streamcrawl.ops.status import counted, number, read_status, stored_sinks
+from streamcrawl.ops.status import counted, feeder_text, number, read_status, stored_sinks
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.embedded import LOCK_WAIT_S
 from streamcrawl.store.keys import CRAWLS, Keys
@@ -52,7 +59,8 @@ class _Place(NamedTuple):
 
     crawl: Shards
     name: str
-    is_embedded: bool
+    redis_url: str | None
+    """None for an embedded one."""
     is_at_rest: bool
     """It is an embedded one whose server was started for this command: no worker is alive, and none can come."""
     options: tuple[str, ...]
@@ -63,16 +71,14 @@ class _Place(NamedTuple):
 
     def start(self) -> str:
         """Return the command that starts workers."""
-        if self.is_embedded:
-            return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self.name, *self.options])
-        return self.command("worker")
+        return start_command(self.name, self.redis_url, self.options)
 
 
 @asynccontextmanager
 async def _place(name: str, redis_url: str | None, options: tuple[str, ...] = ()) -> AsyncIterator[_Place]:
     async with existing_store(redis_url, name) as store:
         crawl = await join_crawl(store.client, name)
-        yield _Place(crawl, name, redis_url is None, store.embedded is not None, options)
+        yield _Place(crawl, name, redis_url, store.embedded is not None, options)
 
 
 def pause(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str, ...]) -> ExitCode:
@@ -218,16 +224,14 @@ def close(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
     async def run() -> None:
         async with _place(name, redis_url) as at:
             await at.crawl.first.feed("", "close")
-            with mapped_errors():
-                rows: Any = await at.crawl.client.hgetall(at.crawl.first.keys.feeders)
-            feeders = sorted(row.decode() for row in rows)
+            feeders = (await read_status(at.crawl.client, name)).feeders
             if is_json:
                 _write_json(name, closed=not feeders, feeders=feeders)
             elif feeders:
                 who = f"{counted(len(feeders), 'command')} still {'offers' if len(feeders) == 1 else 'offer'} seeds"
-                write(
-                    f"crawl {name}: {who} ({', '.join(feeders)}); it closes when the last is done, or dead for a lease"
-                )
+                write(f"crawl {name}: {who}; it closes when the last is done, or dead for a lease")
+                for feeder in feeders:
+                    write(f"  {feeder_text(feeder)}")
             else:
                 write(f"crawl {name}: closed; it ends once nothing is left to do")
 

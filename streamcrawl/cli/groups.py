@@ -6,6 +6,7 @@ Imports nothing heavy: it is loaded for every `--help`.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -17,6 +18,7 @@ from streamcrawl.cli.options import (
     config_option,
     debug_option,
     guarded,
+    place_of,
     redis_option,
 )
 from streamcrawl.errors import ConfigError
@@ -35,13 +37,17 @@ class Place(NamedTuple):
     name: str
     redis_url: str | None
     is_json: bool
+    options: tuple[str, ...] = ()
+    """Of the command line, that say where the crawl is kept: for a command that goes on."""
 
 
 def subcommand(group: click.Group, name: str) -> Callable[[F], click.Command]:
     """Make a function a command of a group; it gets a `Place` first, then its own arguments and options by name."""
 
     def made(function: F) -> click.Command:
-        command: click.Command = group.command(name, cls=GroupedCommand, context_settings=CONTEXT)(
+        # Whole, on several lines if need be: click would cut what it takes from the help by itself.
+        short = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        command: click.Command = group.command(name, cls=GroupedCommand, context_settings=CONTEXT, short_help=short)(
             about_a_crawl(function)
         )
         return command
@@ -55,7 +61,7 @@ def about_a_crawl(function: F) -> F:
     @guarded
     @functools.wraps(function)
     def run(name: str, redis_url: str | None, is_json: bool, debug: bool, **own: Any) -> Any:
-        return function(Place(name, redis_url, is_json), **own)
+        return function(Place(name, redis_url, is_json, place_of(click.get_current_context())), **own)
 
     # The last one added comes first: NAME, then the function's own, then those of all.
     own = getattr(function, "__click_params__", [])

@@ -7,7 +7,6 @@ everything else one object.
 from __future__ import annotations
 
 import asyncio
-import shlex
 import sys
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import msgspec
 
 from streamcrawl.cli.bar import Bar
 from streamcrawl.cli.options import write
-from streamcrawl.cli.store import existing_store
+from streamcrawl.cli.store import existing_store, start_command
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops import letters, pending, queues
 from streamcrawl.ops.explain import explain, explanation_lines
@@ -34,7 +33,7 @@ from streamcrawl.ops.hosts import (
 from streamcrawl.ops.status import counted
 from streamcrawl.ops.words import moment, parse_moment_ms
 from streamcrawl.settings import parse_duration_ms
-from streamcrawl.store.connection import mapped_errors, redacted
+from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ def purge_letters(place: Place, *, is_all: bool, limit: int | None, is_dry: bool
 
 _REPLAYED = {
     "QUEUED": "queued again",
-    "ASKED": "robots tasks, which their hosts ask for by themselves",
+    "ASKED": "for robots.txt, which a host asks for by itself before its next page",
     "GONE": "gone: another replay or purge was faster",
     "INVALID": "left as they are: their task cannot be read, or is not what the letter says (`dead show`)",
     "FOUND": "would be sent again",
@@ -260,10 +259,7 @@ async def _say_who_works(place: Place, crawl: Shards) -> None:
     rows = await pending.workers(crawl)
     if any(is_alive for _, is_alive in rows.values()):
         return
-    words = ["streamcrawl", "crawl", "--resume", "--name", place.name]
-    if place.redis_url is not None:
-        words += ["--redis", redacted(place.redis_url)]
-    _note(f"no worker is alive; to have them fetched: {shlex.join(words)}")
+    _note(f"no worker is alive; to have them fetched: {start_command(place.name, place.redis_url, place.options)}")
 
 
 # -- what workers have in hand

@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console
 
 from streamcrawl.cli.options import write
+from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreUnavailable
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.progress import Progress
@@ -158,6 +159,7 @@ class Running:
             sinks=await self._without_written_elsewhere(job),
             version=job.version,
             stays_for=job.stays_for,
+            memory_default_bytes=None if job.store.embedded is None else MEMORY_DEFAULT_BYTES,
             log=self.log,
         )
         started = time.monotonic()

@@ -7,6 +7,7 @@ crawl or at one that rests.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 import time
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from streamcrawl.store.connection import check_server, connect, mapped_errors
 from streamcrawl.store.embedded import LOCK_WAIT_S, EmbeddedRedis
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from redis.asyncio import Redis
 
@@ -41,6 +42,12 @@ class Store(NamedTuple):
     """The server, when this process runs it."""
     memory_max_bytes: int
     """Limit of the server itself; 0 when it has none, or it is only looked at."""
+
+
+def start_command(name: str, redis_url: str | None, options: Sequence[str]) -> str:
+    """Return the command that starts workers of a crawl that is there; `options` say where it is kept."""
+    word = ["crawl", "--resume", "--name", name] if redis_url is None else ["worker", name]
+    return shlex.join(["streamcrawl", *word, *options])
 
 
 @asynccontextmanager

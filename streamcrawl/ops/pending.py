@@ -255,4 +255,4 @@ def row_line(row: Row, shards: int) -> str:
         "alive" if row.is_alive else "not heard of" if row.beat_age_ms is None else f"{span(row.beat_age_ms)} silent"
     )
     held = f"idle {span(row.idle_ms)}, delivered {row.deliveries} x"
-    return f"{row.name(shards):<20}  {row.stage:<12}  {held:<28}  {row.consumer} ({worker})  {row.what}"
+    return f"{row.name(shards):<20}  {row.stage:<18}  {held:<28}  {row.consumer} ({worker})  {row.what}"

@@ -85,10 +85,10 @@ class Meter:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the queue is empty at this rate; None while the frontier grows faster than it is fetched."""
+        """Seconds until the queue is empty at this rate; None while the frontier grows faster, or none is handed out."""
         first, last = self._samples[0], self._samples[-1]
-        if self.rate <= 0:
-            return None
+        if self.rate <= 0 or last.note:
+            return None  # while nothing is handed out, time does not tell
         left = last.queued + last.in_hand + last.delayed
         is_growing = left > first.queued + first.in_hand + first.delayed
         if self._pages_max is not None and self._pages_max - last.done <= left:

@@ -704,7 +704,7 @@ def status_lines(status: Status) -> list[str]:
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
-    rows += [("feeder", _feeder_text(feeder)) for feeder in status.feeders]
+    rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
         ("hosts scheduled", number(status.hosts_scheduled)),
         ("hosts failing", _named(status.hosts_failing, [_failing_text(one) for one in status.failing])),
@@ -773,7 +773,8 @@ def _stage_text(stage: StageStatus) -> str:
     return f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
 
 
-def _feeder_text(feeder: FeederStatus) -> str:
+def feeder_text(feeder: FeederStatus) -> str:
+    """Return who offers seeds, how far it is, and whether it is alive."""
     sign = "left before it was done" if feeder.sign_age_ms is None else f"last sign {span(feeder.sign_age_ms)} ago"
     if feeder.sign_age_ms is not None and not feeder.is_alive:
         sign += ", it is dead"

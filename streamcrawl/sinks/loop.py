@@ -20,7 +20,6 @@ from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
-from streamcrawl.work.read import is_group_missing
 from streamcrawl.work.waker import Waker
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class SinkLoop:
                 except (StoreUnavailable, NoGroup) as error:
                     self._waker.forget()
                     # A stream that was lost is no outage: opening the sink makes it again, or finds the crawl deleted.
-                    if not is_group_missing(error.__cause__):
+                    if not isinstance(error, NoGroup):
                         await self._patience.wait(error, stop)
                     word = _Word.DOUBT
                 finally:

@@ -506,6 +506,10 @@ def _meaning_of(error: Exception) -> _Meaning:
         )
     elif kind is StoreError:
         kind, meaning = _MEANING_BY_CODE.get(text.split(" ", 1)[0], (kind, meaning))
+        if text.startswith("UNBLOCKED") and "no longer exists" in text:
+            # To a reader whose stream went away, where 8.2 says NOGROUP; other words mean a server that becomes a
+            # replica.
+            kind, meaning = _MEANING_BY_CODE["NOGROUP"]
         if re.match(r"(ERR )?(The user executing the script|ACL failure in script)", text):  # as 7.0 and 8.2 put it
             kind, meaning = _MEANING["NoPermissionError"]
         if text.lower().startswith(("unknown command", "err unknown command")):

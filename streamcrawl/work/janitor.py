@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from streamcrawl.store.connection import memory_usage
+from streamcrawl.store.connection import mapped_errors, memory_usage
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -27,12 +27,20 @@ BURY_PER_CALL: Final = 300
 
 
 class JanitorLoop:
-    def __init__(self, crawl: Shards, settings: Settings, *, log: Log) -> None:
+    def __init__(self, crawl: Shards, settings: Settings, *, log: Log, memory_default_bytes: int | None = None) -> None:
+        """Prepare the loop.
+
+        Args:
+            memory_default_bytes: Limit of a server that is this crawl's own, without a setting; None for a server
+                whose limit is not ours to change.
+        """
         self._crawl = crawl
+        self._memory_default_bytes = memory_default_bytes
         self.settings = settings
         """As they are in force now."""
         self._log = log
         self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
         self._patience = Patience("janitor", log)
         self._is_full = False
         self._used, self._used_at = 0, 0.0
@@ -40,6 +48,12 @@ class JanitorLoop:
 
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
+
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings, at once: a limit of the memory too."""
+        self.settings = settings
+        self._wake.set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -51,9 +65,10 @@ class JanitorLoop:
                 # Within a tenth of the shorter limit, so that short limits mean what they say.
                 shortest_ms = min(self.settings.host_give_up_ms, self.settings.host_give_up_idle_ms)
                 hosts_at = loop.time() + min(PACE_S, max(0.1, shortest_ms / 10_000))
-            if loop.time() >= memory_at:
+            if loop.time() >= memory_at or self._wake.is_set():
+                self._wake.clear()
                 memory_at = loop.time() + await self._watch_memory()
-            await sleep_or_stop(self._stop, min(hosts_at, memory_at) - loop.time())
+            await sleep_or_stop(self._wake, min(hosts_at, memory_at) - loop.time())
 
     async def _give_up_hosts(self, frontier: Frontier) -> None:
         settings = self.settings
@@ -72,7 +87,7 @@ class JanitorLoop:
 
     async def _watch_memory(self) -> float:
         """Stop the crawl at the mark; return when to look again, s."""
-        used, maxmemory = await until_answered(lambda: memory_usage(self._crawl.client), self._patience, self._stop)
+        used, maxmemory = await until_answered(self._look_at_memory, self._patience, self._stop)
         limit = min((one for one in (maxmemory, self.settings.memory_max_bytes) if one), default=0)
         mark = MEMORY_MARK * limit
         if is_over := bool(limit and used > mark):
@@ -90,6 +105,18 @@ class JanitorLoop:
             look_s = next_look_s(mark - used, used - self._used, took_s) if self._used_at else MEMORY_PACE_MIN_S
         self._is_full, self._used, self._used_at = is_over, used, now
         return look_s
+
+    async def _look_at_memory(self) -> tuple[int, int]:
+        """Return (bytes in use, maxmemory in bytes), once a server of our own has the limit that is in force now."""
+        used, maxmemory = await memory_usage(self._crawl.client)
+        if self._memory_default_bytes is None:
+            return used, maxmemory
+        wanted = self.settings.memory_max_bytes or self._memory_default_bytes
+        if maxmemory != wanted:
+            # A lower one than before would else be a mark only, and above a higher one Redis would refuse.
+            with mapped_errors():
+                await self._crawl.client.config_set("maxmemory", wanted)
+        return used, wanted
 
 
 def next_look_s(room: float, growth: float, took_s: float) -> float:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from streamcrawl.errors import StoreFull, StoreUnavailable
 from streamcrawl.store.connection import NoGroup, map_error
@@ -158,7 +158,7 @@ class ReadLoop:
 
     async def _recover(self, error: Exception) -> None:
         mapped = map_error(error)
-        if is_group_missing(error):
+        if isinstance(mapped, NoGroup):
             # The stream was lost (flushed, failed over to an older state): dispatch makes the group again, at 0. Or the
             # crawl was deleted, which is no outage to tell about: asked for nothing, it says so.
             for frontier in self._crawl:
@@ -198,11 +198,3 @@ class ReadLoop:
             except StoreUnavailable:
                 return  # stopped meanwhile
         self._is_restarted = self._is_restarted and self._looks_left > 0
-
-
-def is_group_missing(error: BaseException | None) -> bool:
-    """Return whether an error of redis-py says that the stream which is read from, or its group, does not exist."""
-    # 7.0 says UNBLOCKED to a reader whose stream went away (and to one whose server becomes a replica), 8.2 NOGROUP.
-    text = str(error)
-    is_unblocked = text.startswith("UNBLOCKED") and "no longer exists" in text
-    return isinstance(error, ResponseError) and (is_unblocked or text.startswith("NOGROUP"))

@@ -122,6 +122,7 @@ class Supervisor:
         sinks: Sequence[SinkSpec] = (),
         version: int = 1,
         stays_for: Collection[str] = (),
+        memory_default_bytes: int | None = None,
         log: Log,
     ) -> None:
         """Prepare the run; nothing is started yet.
@@ -130,6 +131,7 @@ class Supervisor:
             settings: As they were in force at `version`; later ones are followed.
             scope: State of the crawl's Scope.
             stays_for: Words of the end after which it waits for more: UNFED, for a worker of a fleet.
+            memory_default_bytes: As the janitor takes it.
         """
         self._redis_url = redis_url
         self._settings = settings
@@ -154,7 +156,7 @@ class Supervisor:
             crawl, lambda: self.children, lease_ms=lease_ms, work_max_ms=_work_max_ms(settings), log=log
         )
         self._reclaim = ReclaimLoop(crawl, streams, lease_ms=lease_ms, log=log)
-        self._janitor = JanitorLoop(crawl, settings, log=log)
+        self._janitor = JanitorLoop(crawl, settings, log=log, memory_default_bytes=memory_default_bytes)
         self._budget = BudgetLoop(crawl, pages_max=self._pages_max, log=log)
         self._tuning = TuningLoop(
             crawl,
@@ -319,7 +321,8 @@ class Supervisor:
 
     def _apply(self, settings: Settings) -> None:
         """Go by other settings from now on, here and in every child."""
-        self._settings = self._janitor.settings = settings
+        self._settings = settings
+        self._janitor.apply(settings)
         self._beat.apply(_work_max_ms(settings))
         line = f"settings {msgspec.json.encode(settings).decode()}"
         for child in self.children:

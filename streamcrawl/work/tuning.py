@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ConfigError, CrawlGone
+from streamcrawl.settings import key_of, show_value
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Mind
 from streamcrawl.store.tuning import put_in_force, read_tuned, settings_of
@@ -103,7 +104,7 @@ class TuningLoop:
             self._log(f"settings of version {tuned.version} cannot be followed here: {error}")
         else:
             changed = [
-                field
+                f"{key_of(field)} {show_value(field, getattr(settings, field))}"
                 for field in settings.__struct_fields__
                 if getattr(settings, field) != getattr(self._settings, field)
             ]

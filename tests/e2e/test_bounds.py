@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import redis
 
+from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.embedded import EmbeddedRedis
 from tests.site.model import SiteSpec
@@ -61,6 +62,18 @@ def test_memory_limit_stops_a_wide_crawl_and_a_higher_one_lets_it_go_on(command:
         assert "crawl 127.0.0.1: stopped at --max-pages" in raised.out
         assert command.lines() == budget
         assert len(command.pages()) == budget
+
+
+def test_server_of_a_crawl_follows_the_limit_that_is_set_while_it_runs(command: Command) -> None:
+    url = EmbeddedRedis(command.folder / ".streamcrawl" / "127.0.0.1", memory_max_bytes=0).url
+    with SiteProcess(WIDE) as site, command.start("crawl", site.seed_url, "--delay", "0.5s") as running:
+        running.until(command.lines, "the first page is written")
+        with redis.Redis.from_url(url) as client:
+            for text, limit in (("50MB", 50_000_000), ("2GB", 2_000_000_000), ("", MEMORY_DEFAULT_BYTES)):
+                assert command.run("settings", "set", "127.0.0.1", f"memory_max={text}").code == ExitCode.DONE
+                running.until(lambda limit=limit: int(client.config_get("maxmemory")["maxmemory"]) == limit, text)  # type: ignore[misc]
+        running.interrupt()
+        assert running.wait().code == ExitCode.STOPPED
 
 
 def test_frontier_limit_stops_a_wide_crawl_and_a_higher_one_lets_it_go_on(command: Command) -> None:

@@ -18,6 +18,7 @@ from streamcrawl.store.frontier import Beat
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given
+from streamcrawl.work.seeds import Cursor
 from tests.e2e.command import PROGRAM, Command
 from tests.integration.snapshot import Lab, fast, urls
 from tests.redis_server import RedisServer, free_port
@@ -269,13 +270,18 @@ async def test_close_waits_for_feeders_that_live_and_names_them(
 ) -> None:
     crawl = await open_by_hand()
     await crawl.first.feed("", "open")
-    await crawl.first.feed("alive", "begin", lease_ms=30_000)
+    cursor = Cursor(source="urls.txt", line=12, new=10, refused=2).encode()
+    await crawl.first.feed("alive", "begin", lease_ms=30_000, cursor=cursor)
     await crawl.first.feed("dead", "sign", lease_ms=0)
     first = command.run("close", crawl_name, "--redis", redis_server.url)
-    assert first.out == (
-        f"crawl {crawl_name}: 1 command still offers seeds (alive); "
-        "it closes when the last is done, or dead for a lease\n"
+    said, feeder = first.out.splitlines()
+    assert said == (
+        f"crawl {crawl_name}: 1 command still offers seeds; it closes when the last is done, or dead for a lease"
     )
+    assert feeder.startswith("  alive: at urls.txt line 12 (10 new, 0 known, 2 refused), last sign ")
+    again = command.run("close", crawl_name, "--redis", redis_server.url, "--json")
+    named = msgspec.json.decode(again.out)["feeders"]
+    assert [(one["name"], one["cursor"], one["is_alive"]) for one in named] == [("alive", cursor, True)]
     assert (await fields(crawl, "closed"))[0] is None
     await crawl.first.feed("alive", "leave")
     second = command.run("close", crawl_name, "--redis", redis_server.url)

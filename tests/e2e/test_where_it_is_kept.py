@@ -70,7 +70,7 @@ def test_second_command_joins_a_crawl_on_a_shared_redis(
                 second.until(lambda: f"joining crawl {crawl_name}: " in second.err, "the second joins")
                 changed = "settings changed, for every worker of the crawl: host_concurrency 1 -> 2\n"
                 assert changed in second.err
-                told = "settings of version 2 are in force: host_concurrency"
+                told = "settings of version 2 are in force: host_concurrency 2"
                 first.until(lambda: told in first.err, "the first one hears of it")
             assert second.wait().code == ExitCode.DONE
         assert first.wait().code == ExitCode.DONE

@@ -154,6 +154,12 @@ def test_rate_and_estimate_are_over_the_window() -> None:
     assert both.eta_s == 10.0
 
 
+def test_crawl_that_hands_out_nothing_has_no_estimate() -> None:
+    samples = (Sample(0.0, done=0, queued=100), Sample(10.0, done=50, queued=50))
+    assert meter(*samples).eta_s == 10.0
+    assert meter(*samples, Sample(11.0, done=50, queued=50, note="paused")).eta_s is None
+
+
 def test_samples_older_than_the_window_do_not_count() -> None:
     many = meter(*(Sample(float(n), done=n if n < 40 else 40 + 10 * (n - 40), queued=1000 - n) for n in range(81)))
     assert many.rate == 10.0

@@ -179,7 +179,7 @@ class _Seeding:
         await upgrade_crawl(store.client, options.name, is_alone=store.embedded is not None, log=self.log)
         crawl = await join_crawl(store.client, options.name)
         settings = settings_of(crawl, options.name, (await read_tuned(crawl)).given)
-        compare_given(options.name, options.settings, settings, self.log)
+        compare_given(options.name, options.settings, settings, place=options.place, log=self.log)
         if store.embedded is not None:
             with mapped_errors():
                 await store.client.config_set("maxmemory", settings.memory_max_bytes or MEMORY_DEFAULT_BYTES)

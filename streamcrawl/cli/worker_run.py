@@ -21,7 +21,7 @@ from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from streamcrawl.settings import Settings
 
@@ -49,7 +49,10 @@ def work(
     """
     check_name(name)
     if redis_url is None:
-        raise ConfigError("say where the crawl is: --redis URL; one in ./.streamcrawl has the workers of its `crawl`")
+        raise ConfigError(
+            "say where the crawl is: --redis URL; one in ./.streamcrawl has workers of its own: "
+            f"streamcrawl crawl --resume --name {name}"
+        )
     local = {field: one for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
     make_settings(name, local)  # a setting that cannot be must not be found out hours later, when the crawl comes
     worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
@@ -80,7 +83,7 @@ class _Worker(Running):
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
-            compare_given(self._name, self._given, settings, self.log)
+            compare_given(self._name, self._given, settings, place=self._place, log=self.log)
             status = await read_status(store.client, self._name)
             self.tell(
                 f"joining crawl {self._name}: {counted(status.page('done'), 'page')} done, "
@@ -118,13 +121,19 @@ class _Worker(Running):
             await asyncio.sleep(LOOK_S)
 
 
-def compare_given(name: str, given: Mapping[str, Given], settings: Settings, log: Callable[[str], None]) -> None:
-    """Say which settings that were given here do not count, because the crawl has others.
+def compare_given(
+    name: str, given: Mapping[str, Given], settings: Settings, *, place: Sequence[str], log: Callable[[str], None]
+) -> None:
+    """Say which settings that were given here do not count, because the crawl has others, and how it gets them.
+
+    Args:
+        place: Options that say where the crawl is kept.
 
     Raises:
         ConfigError: one of them says what the crawl is.
     """
     ignored: list[str] = []
+    changes: list[str] = []
     for field, one in given.items():
         kind, reason = CLASSES[field]
         has: Any = getattr(settings, field)
@@ -137,8 +146,9 @@ def compare_given(name: str, given: Mapping[str, Given], settings: Settings, log
                 f"change ({reason}): leave it out"
             )
         ignored.append(f"{asked}, it has {show_value(field, has)}")
+        changes.append(f"{key_of(field)}={show_value(field, one.value)}")
     if ignored:
         log(
             f"not followed here, because it is the crawl's: {'; '.join(ignored)}; change it for everybody: "
-            f"streamcrawl settings set {name} KEY=VALUE"
+            + shlex.join(["streamcrawl", "settings", "set", name, *changes, *place])
         )

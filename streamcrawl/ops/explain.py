@@ -16,6 +16,7 @@ import msgspec
 from streamcrawl.errors import CodecError, ConfigError
 from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, host_page
 from streamcrawl.ops.letters import Where, newest_of
+from streamcrawl.ops.status import read_status
 from streamcrawl.ops.words import moment, span
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope
@@ -64,6 +65,8 @@ class Explanation:
     out_of_scope: str
     """Why a link to it would not be followed; '' when it would."""
     found: Found
+    dropped: dict[str, int]
+    """Pages of the whole crawl that were dropped, by reason: what was dropped is not kept with its URL."""
     host: HostPage
     robots: str
     """What robots.txt says of it, in words."""
@@ -78,8 +81,14 @@ class Explanation:
         if self.is_seen:
             if self.found.searched:
                 return f"seen, and not found in {', '.join(self.found.searched)}; it may be there, done or dropped"
-            why = " (as robots.txt asks, perhaps)" if self.is_allowed is False else ""
-            return f"seen, and nowhere any more: done (then the output has its record) or dropped{why}"
+            if not self.dropped:
+                return "seen, and done: the output has its record"
+            perhaps = ", as robots.txt asks, perhaps" if self.is_allowed is False else ""
+            counts = ", ".join(f"{reason} {count:,}" for reason, count in self.dropped.items())
+            return (
+                f"seen, and nowhere any more: done (then the output has its record) or dropped{perhaps} "
+                f"(dropped in the whole crawl: {counts})"
+            )
         if self.out_of_scope:
             return "never seen, and out of scope: a link to it is not followed"
         return "never seen: no page that was fetched links to it within the depth, and no seed is it"
@@ -97,6 +106,7 @@ class Explanation:
             "verdict": self.verdict(),
             **self.found.facts,
             "searched_to_a_bound": self.found.searched,
+            "dropped_by_reason": self.dropped,
             "robots": self.robots,
             "robots_allows": self.is_allowed,
             "robots_line": None if self.robots_line is None else self.robots_line[0],
@@ -128,8 +138,9 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         # A task on its way from one place to the next was in neither when each was looked at.
         found = await _find(frontier, url, page)
     robots, is_allowed, line = _robots(url, page, settings)
+    dropped = (await read_status(crawl.client, name)).by_reason("dropped")
     return Explanation(
-        text, url, crawl.index_of(host), len(crawl), seen, out_of_scope, found, page, robots, is_allowed, line
+        text, url, crawl.index_of(host), len(crawl), seen, out_of_scope, found, dropped, page, robots, is_allowed, line
     )
 
 

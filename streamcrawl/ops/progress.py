@@ -85,7 +85,7 @@ class Meter:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the queue is empty at this rate; None while the frontier grows faster, or none is handed out."""
+        """Seconds until the queue is empty at this rate; None while the frontier grows, or nothing is handed out."""
         first, last = self._samples[0], self._samples[-1]
         if self.rate <= 0 or last.note:
             return None  # while nothing is handed out, time does not tell

@@ -37,7 +37,8 @@ WORKERS_NAMED_MAX: Final = 20
 """In the lines for people; --json has all."""
 HOSTS_SAMPLED: Final = 200
 """Scheduled hosts drawn by chance, over all shards, for the largest among them."""
-TOP_NAMED_MAX: Final = 5
+NAMED_MAX: Final = 5
+"""Hosts of a sort in a line for people."""
 LEASE_MS: Final = Settings(name="").lease_ms
 """Of a crawl that was given no other."""
 ALIVE_LEASES: Final = 3
@@ -711,7 +712,7 @@ def status_lines(status: Status) -> list[str]:
         ("hosts given up", _named(status.hosts_given_up, status.given_up)),
         ("hosts blocked", _named(status.hosts_blocked, [_kept_text(one) for one in status.blocked])),
     ]
-    top = [_kept_text(one) for one in status.top_hosts[:TOP_NAMED_MAX] if one.queued]
+    top = [_kept_text(one) for one in status.top_hosts[:NAMED_MAX] if one.queued]
     if top:
         rows.append(("largest", f"of a sample of {counted(status.hosts_sampled, 'host')}: {', '.join(top)}"))
     rows += [("memory", memory(status)), ("settings", f"version {status.version}")]
@@ -792,10 +793,11 @@ def _kept_text(one: HostStatus) -> str:
 
 
 def _named(count: int, names: Sequence[str]) -> str:
-    """Return `0`, or `3: a, b, c`, or `70: a, b, … and 50 more`."""
+    """Return `0`, or `3: a, b, c`, or `70: a, b, … and 65 more (host ls)`."""
     if not count:
         return "0"
-    more = f" and {number(count - len(names))} more" if count > len(names) else ""
+    names = names[:NAMED_MAX]
+    more = f" and {number(count - len(names))} more (host ls)" if count > len(names) else ""
     return f"{number(count)}: {', '.join(names)}{more}"
 
 

@@ -477,7 +477,8 @@ def test_worker_follows_the_crawls_settings_and_says_which_of_its_own_do_not_cou
     assert result.code == ExitCode.STOPPED
     line = (
         "not followed here, because it is the crawl's: timeout 5s (fleet.toml), it has 30s; delay 3s "
-        f"(STREAMCRAWL_DELAY), it has 0s; change it for everybody: streamcrawl settings set {fleet.name} KEY=VALUE\n"
+        f"(STREAMCRAWL_DELAY), it has 0s; change it for everybody: streamcrawl settings set {fleet.name} "
+        "timeout=5s delay=3s --config fleet.toml"
     )
     assert result.err.count(line) == 1
     assert "stopped at --max-pages\n" in result.out

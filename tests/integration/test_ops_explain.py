@@ -69,7 +69,7 @@ async def test_task_is_found_wherever_it_is(redis_client: Redis, crawl_name: str
     await lab.end(held)
     found = await asked(operated, f"{A}/1")
     assert (found.found.place, found.is_seen) == ("", True)
-    assert found.verdict() == "seen, and nowhere any more: done (then the output has its record) or dropped"
+    assert found.verdict() == "seen, and done: the output has its record"
 
 
 async def test_what_was_typed_is_made_canonical_first(redis_client: Redis, crawl_name: str) -> None:
@@ -100,7 +100,11 @@ async def test_which_line_of_robots_txt_decides(redis_client: Redis, crawl_name:
         assert (found.is_allowed, found.robots) == (is_allowed, words)
     (held,) = await lab.take()
     await lab.end(held, Outcome.DROPPED)
-    assert "or dropped (as robots.txt asks, perhaps)" in (await asked(operated, f"{A}/private/a")).verdict()
+    dropped = await asked(operated, f"{A}/private/a")
+    assert dropped.verdict() == (
+        "seen, and nowhere any more: done (then the output has its record) or dropped, as robots.txt asks, perhaps "
+        f"(dropped in the whole crawl: {next(iter(dropped.dropped))} 1)"
+    )
     await lab.client.set(lab.keys.robots(A), '{"verdict":"allow","status":404,"delay_ms":0}\n', px=60_000)
     assert (await asked(operated, f"{A}/private/a")).is_allowed is True
 

@@ -10,6 +10,7 @@ import pytest
 from streamcrawl.errors import ConfigError
 from streamcrawl.ops.status import (
     HOSTS_NAMED_MAX,
+    NAMED_MAX,
     HOSTS_SAMPLED,
     LEASE_MS,
     WORKERS_NAMED_MAX,
@@ -292,7 +293,7 @@ async def test_given_up_hosts_are_named_and_bounded(open_lab: OpenLab, crawl_nam
     status = await read_status(lab.client, crawl_name)
     assert (status.hosts_failing, len(status.failing)) == (count, HOSTS_NAMED_MAX)
     assert {(one.reason, one.queued) for one in status.failing} == {("connect", 3)}
-    assert " and 5 more" in text_of(status)
+    assert f" and {count - NAMED_MAX} more (host ls)" in text_of(status)
     await lab.frontier.give_up(after_ms=0, idle_ms=0, limit=10)
     status = await read_status(lab.client, crawl_name)
     assert (status.hosts_given_up, len(status.given_up)) == (count, HOSTS_NAMED_MAX)

@@ -146,7 +146,7 @@ async def test_headers_say_who_we_are_and_what_we_can_decode(fetcher: Fetcher) -
         names = [line.partition(b":")[0].lower() for line in server.heads[1].splitlines()[1:] if line]
         assert sorted(names) == [b"accept", b"accept-encoding", b"host", b"user-agent", b"x-extra"]
         assert b"User-Agent: streamcrawl-tests/1.0\r\n" in server.heads[1]
-        assert b"Accept-Encoding: gzip, deflate, br\r\n" in server.heads[1]
+        assert b"Accept-Encoding: gzip, deflate, br, zstd\r\n" in server.heads[1]
 
 
 async def test_referrer_is_sent_but_never_from_https_to_http(fetcher: Fetcher) -> None:
@@ -341,7 +341,7 @@ async def test_a_port_that_does_not_speak_tls_is_a_tls_error(fetcher: Fetcher) -
 
 
 async def test_the_total_limit_ends_a_body_that_drips(site: SiteProcess) -> None:
-    async with Fetcher(settings(timeout_ms=700)) as fetcher:
+    async with Fetcher(settings(timeout_ms=700, rate_min_bytes=0)) as fetcher:
         error = await failure(fetcher.fetch(site.url(1, "/fault/slow_drip")))
     assert (type(error), error.is_unanswered) == (FetchTimeout, False)
     assert str(error) == "not finished within the time limit"

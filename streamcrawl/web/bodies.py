@@ -127,9 +127,13 @@ class _Brotli:
     def pieces(self, data: bytes) -> Iterator[bytes]:
         if self._stream.is_finished():
             raise _Broken("something follows its end")
-        yield self._stream.process(data, output_buffer_limit=STEP_BYTES)
-        while not self._stream.is_finished() and not self._stream.can_accept_more_data():
-            yield self._stream.process(b"", output_buffer_limit=STEP_BYTES)
+        piece = self._stream.process(data, output_buffer_limit=STEP_BYTES)
+        yield piece
+        # Until it has nothing more to say, whatever it would accept: a step that ends where the data does leaves the
+        # mark of the end unread.
+        while not self._stream.is_finished() and (piece or not self._stream.can_accept_more_data()):
+            piece = self._stream.process(b"", output_buffer_limit=STEP_BYTES)
+            yield piece
 
     @property
     def is_whole(self) -> bool:
@@ -182,7 +186,7 @@ def codings_of(header: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-class _Decoder:
+class Decoder:
     """All codings of one body, one behind the other."""
 
     def __init__(self, codings: tuple[str, ...], size_max: int, url: str) -> None:
@@ -255,7 +259,7 @@ async def read_body(
         if len(body) > size_max:
             raise too_large(size_max, url)
         return body
-    decoder = _Decoder(codings, size_max, url) if codings else None
+    decoder = Decoder(codings, size_max, url) if codings else None
     wire_max = size_max + WIRE_SPARE_BYTES if codings else size_max
     started = monotonic()
     pieces: list[bytes] = []

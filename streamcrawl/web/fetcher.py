@@ -88,6 +88,7 @@ KEEP_ALIVE_MAX_S: Final = 15.0
 thousands of hosts would run out of file descriptors."""
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\n", re.IGNORECASE)
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
 
 
@@ -405,7 +406,7 @@ class _Handler(ResponseHandler):
         # later on, so whether a 204 with a body is an answer would depend on how its bytes were packed.
         while self._body is None:
             end = data.find(b"\r\n\r\n") + 4
-            if end < 4 or end >= len(data):
+            if end < 4 or end >= len(data) or _is_within_length(data, end):
                 break
             self._feed(data[:end])
             if self._exception is not None:
@@ -477,6 +478,13 @@ class _Handler(ResponseHandler):
             self._on_read_timeout()
         else:
             self._read_watch = self._loop.call_at(self._read_due, self._look_at_read_limit)
+
+
+def _is_within_length(data: bytes, end: int) -> bool:
+    """Return whether what stands in a packet behind the head of an answer certainly is of its body."""
+    # To feed head and body apart costs 10 us, a fiftieth of a page; so most come together after all.
+    length = _LENGTH.search(data, 0, end)
+    return length is not None and int(length[1]) >= len(data) - end and data[9:12] == b"200"
 
 
 class _Response(ClientResponse):

@@ -126,8 +126,11 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]  # the signature is the function's own
 
 
-def write(text: str) -> None:
+def write(text: str) -> bool:
     """Write a line to standard output. Whoever read it may have gone (`| head`), which is no error of ours.
+
+    Returns:
+        Whether somebody still reads.
 
     Raises:
         ConfigError: it cannot be written, on a full disk for example. What comes later is dropped without a word.
@@ -139,6 +142,8 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise ConfigError(f"standard output cannot be written to: {error.strerror}") from error
+        return False
+    return True
 
 
 def redis_option(**kwargs: Any) -> Callable[[F], F]:
@@ -218,3 +223,16 @@ def given_settings(ctx: click.Context) -> dict[str, Given]:
 def is_typed(ctx: click.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, rather than by environment, file or default."""
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def place_of(ctx: click.Context) -> tuple[str, ...]:
+    """Return the options that say where a crawl is kept, as they must be typed again; passwords are left out."""
+    from streamcrawl.store.connection import redacted  # redis-py: not for --help
+
+    config = config_of(ctx)
+    place: list[str] = []
+    if config is not None and is_typed(ctx, "config"):
+        place += ["--config", config.path]
+    if is_typed(ctx, "redis_url"):
+        place += ["--redis", redacted(ctx.params["redis_url"])]
+    return tuple(place)

@@ -43,8 +43,11 @@ class Scope:
         self._hosts = dict.fromkeys(hosts)
         self._prefixes = dict.fromkeys(prefixes)
         self._url_max_bytes = settings.url_max_bytes
-        self._deny = tuple(compile_pattern("deny", pattern).search for pattern in settings.deny)
-        self._allow = tuple(compile_pattern("allow", pattern).search for pattern in settings.allow)
+        self._patterns = {
+            "deny": tuple(compile_pattern("--deny", pattern) for pattern in settings.deny),
+            "allow": tuple(compile_pattern("--allow", pattern) for pattern in settings.allow),
+        }
+        self._deny, self._allow = (tuple(one.search for one in self._patterns[part]) for part in ("deny", "allow"))
         self._prefixes_of: dict[str, tuple[str, ...]] = {}
         """By authority, so that a link is compared with its own host's prefixes and not with a thousand."""
         for prefix in self._prefixes:
@@ -99,6 +102,33 @@ class Scope:
             if matches(url):
                 return False
         return not self._allow or any(matches(url) for matches in self._allow)
+
+    def why_not(self, url: str, *, page_host: str | None) -> str:
+        """Return in words why `admits` says no; '' when it says yes. Not for the way of every link: it takes its time.
+
+        Args:
+            page_host: None for a link that is found nowhere yet: then only the seeds count.
+        """
+        if len(url) > self._url_max_bytes:
+            return f"it is {len(url)} bytes long, and the setting url_max allows {self._url_max_bytes}"
+        host = split_url(url)[0]
+        if self.kind == "prefix":
+            if not without_scheme(url).startswith(self._prefixes_of.get(without_scheme(host), ())):
+                return "scope prefix: it lies under no seed"
+        elif self.kind == "host":
+            own = without_scheme(host)
+            if own not in self._hosts and (page_host is None or own != without_scheme(page_host)):
+                return "scope host: its host is no seed's, and only links on pages of that host itself lead to it"
+        elif self.kind == "domain":
+            domain = _domain(host)
+            if domain not in self._domains and (page_host is None or domain != _domain(page_host)):
+                return f"scope domain: {domain} is no seed's domain, and only links on pages of it lead to it"
+        for pattern in self._patterns["deny"]:
+            if pattern.search(url):
+                return f"--deny {pattern.pattern!r} matches it"
+        if self._patterns["allow"] and not any(pattern.search(url) for pattern in self._patterns["allow"]):
+            return "no --allow pattern matches it"
+        return ""
 
     def _compare_hosts(self, link_host: str, page_host: str) -> bool:
         link, page = without_scheme(link_host), without_scheme(page_host)

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import split_url
@@ -130,3 +132,45 @@ def test_seed_that_is_no_url_is_passed_over() -> None:
     scope = scope_of("mailto:a@b.example", "", "http://a.example/")
     assert scope.state()["hosts"] == ["a.example"]
     assert scope.seeds_cut == 0
+
+
+_URLS = st.sampled_from(
+    [
+        "https://docs.example.org/guide/a", "https://docs.example.org/no", "http://docs.example.org/guide/no.pdf",
+        "https://www.example.org/", "http://b.example:81/x/y", "http://b.example/x/y", "http://c.example/x?page=1",
+        "https://docs.example.org/" + "long" * 10,
+    ]
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(["host", "domain", "prefix", "any"]),
+    st.sampled_from([(), ("no",), (r"\.pdf$", "page")]),
+    st.sampled_from([(), ("guide",), ("x", "long")]),
+    st.sampled_from([2083, 40]),
+    _URLS,
+    _URLS,
+)
+def test_what_is_not_admitted_is_told_why(
+    kind: str, deny: tuple[str, ...], allow: tuple[str, ...], most: int, url: str, page: str
+) -> None:
+    scope = scope_of(SEED, "http://b.example:81/x/", scope=kind, deny=deny, allow=allow, url_max_bytes=most)
+    host = split_url(page)[0]
+    assert (scope.why_not(url, page_host=host) == "") is scope.admits(url, page_host=host)
+    # A page of a host that no seed has anything to do with changes nothing.
+    nowhere = scope.admits(url, page_host="http://nowhere.test")
+    assert (scope.why_not(url, page_host=None) == "") is nowhere
+
+
+def test_reasons_of_the_scope_name_what_said_no() -> None:
+    scope = scope_of(deny=("no",), allow=("guide",), url_max_bytes=50)
+    assert scope.why_not("https://docs.example.org/guide/", page_host=None) == ""
+    for url, words in (
+        ("https://docs.example.org/guide/no", "--deny 'no' matches it"),
+        ("https://docs.example.org/else", "no --allow pattern matches it"),
+        (f"https://docs.example.org/guide/{'x' * 30}", "it is 61 bytes long, and the setting url_max allows 50"),
+        ("https://www.example.org/guide/", "scope host: its host is no seed's"),
+    ):
+        assert scope.why_not(url, page_host=None).startswith(words)
+    assert "lies under no seed" in scope_of(scope="prefix").why_not("https://docs.example.org/", page_host=None)
+    assert "example.com is no seed's domain" in scope_of(scope="domain").why_not("https://example.com/", page_host=None)

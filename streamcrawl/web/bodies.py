@@ -44,6 +44,7 @@ CODINGS_MAX: Final = 3
 MEMBERS_MAX: Final = 1024
 """Of one gzip or zstd body. Real ones have one or a few; each copies what follows it, which is quadratic."""
 ZSTD_WINDOW_LOG_MAX: Final = 23
+"""8 MiB, what RFC 9659 allows; a frame may ask for gigabytes, and the library would give it 128 MiB."""
 
 
 class _Broken(Exception):

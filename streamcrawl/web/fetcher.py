@@ -233,7 +233,7 @@ class Fetcher:
                 raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
                 location = _location(response, url)
-                body = await _read_redirect_body(response, url)
+                body = await self._read_redirect_body(response, url)
             else:
                 location = None
                 body = await self._read_body(response, url, body_max)
@@ -267,18 +267,23 @@ class Fetcher:
         length = response.content_length
         if length is not None and length > body_max and not codings:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
-        settings = self._settings
         try:
-            return await read_body(
-                response.content,
-                codings,
-                body_max,
-                url,
-                rate_min=settings.rate_min_bytes,
-                patience_s=settings.timeout_ms / 3000,
-            )
+            return await self._read(response, codings, body_max, url)
         except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
             raise fetch_error(error, url, is_unanswered=False) from error
+
+    async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
+        """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
+        try:
+            return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
+        except (FetchError, client_exceptions.ClientError, HttpProcessingError, OSError):
+            response.close()
+            return b""
+
+    async def _read(self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str) -> bytes:
+        settings = self._settings
+        rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
+        return await read_body(response.content, codings, size_max, url, rate_min=rate_min, patience_s=patience_s)
 
 
 @lru_cache(maxsize=256)
@@ -587,15 +592,6 @@ def _location(response: ClientResponse, url: str) -> str:
     if target is None:
         raise BadRedirect(f"status {response.status} leads to no http or https URL: {text[:200]!r}", url)
     return target
-
-
-async def _read_redirect_body(response: ClientResponse, url: str) -> bytes:
-    """Return the body of a redirect, or nothing and close: what comes after the head must not spoil the redirect."""
-    try:
-        return await read_body(response.content, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
-    except (FetchError, client_exceptions.ClientError, HttpProcessingError, OSError):
-        response.close()
-        return b""
 
 
 def _codings(response: ClientResponse) -> tuple[str, ...]:

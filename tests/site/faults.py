@@ -249,6 +249,7 @@ _FAULTS: Final[dict[str, Callable[[bytes], Raw]]] = {
     "type_wrong": lambda _: Raw(answer(b"%PDF-1.7 <a href=/p/0>not a link</a>")),
     "type_feed": lambda _: Raw(answer(b"<?xml version='1.0'?><rss><a href='/p/0'>not a link</a></rss>")),
     "type_strange": lambda page: Raw(answer(page, b"Content-Type: caf\xe9;;=/\r\n")),
+    "refresh_self": lambda _: Raw(answer(b"<title>Again</title><meta http-equiv=refresh content='0; url=?'>")),
     # Charsets.
     "latin1": lambda _: Raw(
         answer(
@@ -263,6 +264,9 @@ _FAULTS: Final[dict[str, Callable[[bytes], Raw]]] = {
     "charset_late": lambda _: _cyrillic(f"<!--{'x' * 3000}--><meta charset=windows-1251>"),
     "charset_none": lambda _: _cyrillic(""),
     "charset_unknown": lambda _: Raw(answer((CYRILLIC % "").encode(), b"Content-Type: text/html; charset=no-such\r\n")),
+    "charset_gb18030": lambda _: Raw(
+        answer((CYRILLIC % "").encode("gb18030"), b"Content-Type: text/html; charset=GB2312\r\n")
+    ),
     "charset_lie": lambda _: Raw(answer((CYRILLIC % "").encode("cp1251"))),
 }  # fmt: skip
 

@@ -112,6 +112,7 @@ _RAW_TEXT_END: Final = {
     for name in (b"script", b"style", b"title", b"textarea", b"xmp", b"iframe", b"noembed", b"noframes")
 }
 """Elements in which a `<meta` is text."""
+_LATE_META: Final = re.compile(rb"<meta[\t\n\f\r /][^>]{0,512}charset")
 _META_START: Final = re.compile(rb"<meta(?=[\t\n\f\r /])", re.IGNORECASE)
 _TAG_START: Final = re.compile(rb"</?[A-Za-z][^\t\n\f\r >]*+")
 _ATTRIBUTE: Final = re.compile(
@@ -197,8 +198,8 @@ def codec_of(label: str) -> str | None:
 def _declared_late(body: bytes) -> str | None:
     """Return the encoding of a `<meta>` behind the first 1024 bytes: a parser that meets it begins anew."""
     head = body[:PRESCANNED_LATE_BYTES]
-    # Lowered and searched as a whole: the walk over all tags would cost each page without a declaration some ms.
-    return _prescan(head, is_parsing=True) if b"charset" in head.lower() else None
+    # Lowered and searched as a whole: the walk over all tags of a page takes up to 25 ms.
+    return _prescan(head, is_parsing=True) if _LATE_META.search(head.lower()) is not None else None
 
 
 def _prescan(head: bytes, *, is_parsing: bool = False) -> str | None:

@@ -176,7 +176,8 @@ def test_a_late_meta_is_met_by_the_parser(body: bytes, charset: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    "piece", [b"<", b"<!--", b"<meta ", b"<script>", b"<a b='", b"</title", b"<meta charset=x ", b"<?"]
+    "piece",
+    [b"<", b"<meta x", b"<meta \n", b"<!--", b"<meta ", b"<script>", b"<a b='", b"</title", b"<meta charset=x ", b"<?"],
 )
 def test_the_late_search_takes_no_more_than_linear_time(piece: bytes) -> None:
     body = piece * (200_000 // len(piece)) + b" charset"

@@ -118,9 +118,18 @@ async def join_crawl(client: Redis, name: str) -> Shards:
 def shards_in(identity: bytes | str | None) -> int:
     """Return the number of shards in the stored identity of a crawl; 1 when it says nothing."""
     try:
-        return int(msgspec.json.decode(identity or b"{}", type=dict[str, Any]).get("shards", 1))
-    except (msgspec.DecodeError, ValueError):
+        return int(identity_in(identity)["shards"])
+    except ValueError:
         return 1
+
+
+def identity_in(identity: bytes | str | None) -> dict[str, Any]:
+    """Return the stored identity settings of a crawl by field: `shards` always, of the others what is set."""
+    try:
+        stored = msgspec.json.decode(identity or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        stored = {}
+    return {"shards": 1} | {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
 
 
 async def crawl_names(client: Redis) -> list[str]:

@@ -1,7 +1,7 @@
 """From what a person typed, or a file of millions of lines, into the frontier.
 
 A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow` and
-`--deny` say: those are about links. Memory does not grow with the number of lines: `read_lines` reads in blocks and
+`--deny` say: those are about links, as traps are. Memory does not grow with the number of lines: `read_lines` reads in blocks and
 `SeedLoop` offers chunk by chunk, waiting while the frontier is full. Several commands may offer seeds to one crawl; the
 last of them closes it (feed.lua). If a loop dies, the crawl stays open, comes to rest as UNFED when nothing else is
 left to do, and the next start offers all seeds again (those that are known cost nothing but the asking).
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from streamcrawl.rules.task import CrawlTask
-from streamcrawl.rules.urls import canonical_url, split_url
+from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -171,6 +171,7 @@ class SeedLoop:
         self._feeder = feeder or secrets.token_hex(8)
         self._lease_ms = settings.lease_ms
         self._sources = sources
+        self._form = Canonicalizer.from_settings(settings)
         self._url_max_bytes = settings.url_max_bytes
         self._log = log
         self._patience = Patience("seeds", log)
@@ -260,7 +261,7 @@ class SeedLoop:
             return
         if is_completed and not line.number:
             self._log(f"{line.text}: taken as {url}")
-        host, path = split_url(url)
+        host, path = split_url(self._form(url))
         links.add(CrawlTask(host=host, path=path))
         self.accepted += 1
 

@@ -18,6 +18,11 @@ _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),
+    "explain": ("streamcrawl.cli.explain", "Say what a crawl knows of a URL, and why it is or is not fetched."),
+    "dead": ("streamcrawl.cli.dead", "Dead letters: list, show, send again, remove."),
+    "pending": ("streamcrawl.cli.pending", "What workers have in hand: list, show, take back."),
+    "queue": ("streamcrawl.cli.queue", "What waits to be fetched: list, remove."),
+    "host": ("streamcrawl.cli.host", "Hosts: list, show, set delay and cap, block, unblock."),
 }
 
 

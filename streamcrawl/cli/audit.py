@@ -27,7 +27,7 @@ def command(name: str, redis_url: str | None, is_json: bool, debug: bool) -> int
 
     Nothing may be lost: all that was found is queued, under way, delayed, dead, done or dropped for a reason. May be
     run at any time, beside a running crawl too; changes nothing. It reads every host and every key, which takes a
-    second for some ten thousand. Exit code 6 when something does not fit.
+    second for some ten thousand. The memory of seen URLs is not recounted. Exit code 6 when something does not fit.
     """
     from streamcrawl.cli.look import run_audit
 

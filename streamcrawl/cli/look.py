@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,15 +12,12 @@ from streamcrawl.cli.options import write
 from streamcrawl.cli.store import FOLDER, embedded_names, existing_store
 from streamcrawl.errors import ConfigError, ExitCode, StoreUnavailable
 from streamcrawl.ops.audit import audit
-from streamcrawl.ops.status import condition, counted, crawl_names, number, read_status, status_lines
-from streamcrawl.store.connection import check_server, connect, mapped_errors
+from streamcrawl.ops.status import condition, counted, number, read_status, status_lines
+from streamcrawl.store.connection import check_server, connect
 from streamcrawl.store.embedded import EmbeddedRedis
-from streamcrawl.store.frontier import Frontier
-from streamcrawl.store.keys import Keys
+from streamcrawl.store.shards import crawl_names, join_crawl
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from streamcrawl.ops.audit import AuditReport
     from streamcrawl.ops.status import Status
 
@@ -59,7 +57,11 @@ async def _list(redis_url: str | None) -> list[dict[str, Any]]:
         client = connect(redis_url)
         try:
             await check_server(client)
-            return [_row(await read_status(client, name)) for name in await crawl_names(client)]
+            rows = []
+            for name in await crawl_names(client):
+                with suppress(ConfigError):  # deleted since
+                    rows.append(_row(await read_status(client, name)))
+            return rows
         finally:
             await client.aclose()
     rows = []
@@ -89,7 +91,7 @@ def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
 
     async def read() -> AuditReport:
         async with existing_store(redis_url, name) as store:
-            return await audit(await _join(store.client, name))
+            return await audit(await join_crawl(store.client, name))
 
     report = asyncio.run(read())
     if is_json:
@@ -101,16 +103,8 @@ def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
             write(f"note: {line}")
         size = ((report.hosts, "host"), (report.keys, "key"), (len(report.lines), "line"))
         what = ", ".join(counted(count, noun) for count, noun in size) + " of counts"
+        if report.shards > 1:
+            what = f"{counted(report.shards, 'shard')}, {what}"
         found = "every figure fits" if report.is_sound else counted(len(report.faults), "fault")
         write(f"audit {name}: {what}: {found}")
     return ExitCode.DONE if report.is_sound else ExitCode.AUDIT_FAILED
-
-
-async def _join(client: Redis, name: str) -> Frontier:
-    """Return a frontier with the epoch that the crawl has now; opening it would put settings in force."""
-    keys = Keys(name)
-    with mapped_errors():
-        epoch: Any = await client.hget(keys.state, "epoch")
-    if epoch is None:
-        raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
-    return Frontier(client, keys, epoch.decode())

@@ -77,6 +77,15 @@ class Limit(click.ParamType[int | None]):
             self.fail(str(error), param, ctx)
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names of query parameters between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
+
+
 class OnePath(click.ParamType[str]):
     """A path; one from the environment is whole, whatever spaces are in it, where the option may be repeated."""
 
@@ -126,8 +135,11 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]  # the signature is the function's own
 
 
-def write(text: str) -> None:
+def write(text: str) -> bool:
     """Write a line to standard output. Whoever read it may have gone (`| head`), which is no error of ours.
+
+    Returns:
+        Whether somebody still reads.
 
     Raises:
         ConfigError: it cannot be written, on a full disk for example. What comes later is dropped without a word.
@@ -139,6 +151,8 @@ def write(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise ConfigError(f"standard output cannot be written to: {error.strerror}") from error
+        return False
+    return True
 
 
 def redis_option(**kwargs: Any) -> Callable[[F], F]:

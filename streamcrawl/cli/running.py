@@ -181,7 +181,7 @@ class Running:
     async def _run_loops(self, supervisor: Supervisor, job: Job) -> str:
         """Run supervisor, feeders, progress and the watch over the server; return the supervisor's word."""
         progress = Progress(
-            job.crawl.first,
+            job.crawl,
             self._console,
             mode=self._progress_mode(),
             pages_max=job.settings.pages_max,
@@ -230,7 +230,7 @@ class Running:
         elif not self._is_quiet:
             self._write("\n".join(summary_lines(run, status)))
         if run.word == "UNBALANCED":
-            for fault in (await audit(job.crawl.first)).faults:
+            for fault in (await audit(job.crawl)).faults:
                 self.log(f"streamcrawl: {fault}")
         return exit_code(run.word, status)
 

@@ -1,13 +1,13 @@
 """Shows a running crawl: a live line on a terminal, plain lines elsewhere, JSON lines for programs.
 
-Reads a few bounded answers every two seconds, whatever the size of the crawl; if the store does not answer, the last
-figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
+Reads a few bounded answers of each shard every two seconds, whatever the size of the crawl; if the store does not
+answer, the last figures stay. Start at `Progress.run`; what is shown is decided by `Meter`, which is pure.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +21,11 @@ from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
 
 SAMPLE_S: Final = 2.0
 LINE_S: Final = 10.0
@@ -33,7 +33,7 @@ LINE_S: Final = 10.0
 WINDOW_S: Final = 30.0
 """Rates are over this long: shorter ones jump with every slow host."""
 ENTRIES_MAX: Final = 1000
-"""Entries of the fetch stream that are looked at for their hosts: what dispatch lets into it for eight processes."""
+"""Entries of the fetch streams that are looked at for their hosts: what dispatch lets into them for eight processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Progress:
 
     def __init__(
         self,
-        frontier: Frontier,
+        crawl: Shards,
         console: Console,
         *,
         mode: str,
@@ -112,14 +112,14 @@ class Progress:
         """Prepare the display.
 
         Args:
-            frontier: Of the crawl.
+            crawl: All shards of it.
             console: Of standard error.
             mode: `live`, `lines`, `json` (on standard output) or `none`.
             pages_max: The budget, for the estimate; None without one.
             workers: Returns fetch processes and busy slots of this machine.
             write: Writes one line to standard output.
         """
-        self._frontier = frontier
+        self._crawl = crawl
         self._console = console
         self._mode = mode
         self._workers = workers
@@ -151,24 +151,38 @@ class Progress:
                     self._console.print(self.line(), highlight=False, soft_wrap=True)
 
     async def _sample(self) -> bool:
-        keys, client = self._frontier.keys, self._frontier.client
+        entries_max = max(1, ENTRIES_MAX // len(self._crawl))
         try:
-            async with client.pipeline(transaction=False) as pipe:
-                pipe.hgetall(keys.totals)
-                pipe.hmget(keys.state, "slots", "stopped", "throttled", "paused")
-                pipe.zcard(keys.schedule)
-                pipe.zcard(keys.failing)
-                pipe.xrange(keys.fetch_stream, count=ENTRIES_MAX)
+            async with self._crawl.client.pipeline(transaction=False) as pipe:
+                for frontier in self._crawl:
+                    keys = frontier.keys
+                    pipe.hgetall(keys.totals)
+                    pipe.hmget(keys.state, ["slots", "stopped", "throttled", "paused"])
+                    pipe.zcard(keys.schedule)
+                    pipe.zcard(keys.failing)
+                    pipe.xrange(keys.fetch_stream, count=entries_max)
                 with mapped_errors():
-                    totals, state, hosts, failing, entries = await pipe.execute()
-            # A host that is at its cap is not in the schedule.
-            if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
-                with mapped_errors():
-                    hosts += (await client.zmscore(keys.schedule, busy)).count(None)
+                    answers = await pipe.execute()
+            shards = [answers[n : n + 5] for n in range(0, len(answers), 5)]
+            at_cap = await self._hosts_at_cap([row[4] for row in shards])
         except StoreError:
             return False  # the loops say so; the last figures stay
-        self._meter.add(_sample(totals, state, hosts, failing))
+        totals: Counter[str] = Counter()
+        for row in shards:
+            totals.update({name.decode(): int(count) for name, count in row[0].items()})
+        hosts, failing = (sum(row[place] for row in shards) for place in (2, 3))
+        self._meter.add(_sample(totals, [row[1] for row in shards], hosts + at_cap, failing))
         return True
+
+    async def _hosts_at_cap(self, streams: Sequence[Sequence[Any]]) -> int:
+        """Return how many hosts of these entries, which are given by shard, are not in the schedule."""
+        async with self._crawl.client.pipeline(transaction=False) as pipe:
+            for frontier, entries in zip(self._crawl, streams, strict=True):
+                if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
+                    pipe.zmscore(frontier.keys.schedule, busy)
+            with mapped_errors():
+                scores = await pipe.execute()
+        return sum(row.count(None) for row in scores)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for programs."""
@@ -222,20 +236,23 @@ def fitted(parts: list[tuple[int, str]], width: int | None) -> str:
     return line
 
 
-def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int, failing: int) -> Sample:
+def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int) -> Sample:
     def total(name: str) -> int:
-        return int(totals.get(name.encode(), 0))
+        return totals.get(name, 0)
 
     def page(name: str) -> int:
         return total(f"page.{name}")
 
-    slots, stopped, throttled, paused = ((value or b"").decode() for value in state)
+    # Paused is the crawl in all shards; it may have stopped in one of them only.
+    slots, stopped, throttled, paused = (
+        [(value or b"").decode() for value in row] for row in zip(*states, strict=True)
+    )
     note = ""
-    if paused == "1":
+    if "1" in paused:
         note = "paused"
-    elif stopped:
-        note = f"stopped: {stopped}"
-    elif throttled:
+    elif any(stopped):
+        note = f"stopped: {max(stopped)}"
+    elif any(throttled):
         note = "waiting for the output to be written"
     return Sample(
         at_s=time.monotonic(),
@@ -248,7 +265,7 @@ def _sample(totals: Mapping[bytes, bytes], state: list[bytes | None], hosts: int
         dropped=page("dropped"),
         hosts=hosts,
         failing=failing,
-        slots=int(slots or 0),
+        slots=sum(int(count or 0) for count in slots),
         note=note,
     )
 

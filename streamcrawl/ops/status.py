@@ -1,45 +1,103 @@
 """What a crawl is doing, in one look that costs the same for a small crawl and a large one.
 
-Reads counters and lengths only, and the newest dead letters for the names of hosts that were given up: no scan of
-anything that grows with the crawl. Start at `read_status`. `as_json` is what `streamcrawl status --json` prints.
+Three round trips, whatever the number of tasks, hosts and shards: counters, lengths, the ends of streams, and names of
+a few hosts; no scan of anything that grows with the crawl. What is not known is None, never 0, and no age is negative,
+whatever the clock of the server did. Start at `read_status`. `as_json` is what `streamcrawl status --json` prints,
+`status_lines` what people read.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from redis.exceptions import ResponseError
 
-from streamcrawl.errors import CodecError, ConfigError
+from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, decode_task
+from streamcrawl.settings import Settings
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.keys import GROUP, ROOT, Keys
+from streamcrawl.store.keys import FETCH, GROUP, Keys
+from streamcrawl.store.shards import shards_in
+from streamcrawl.store.tuning import decode_given
+from streamcrawl.work.janitor import MEMORY_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from redis.asyncio import Redis
 
 HOSTS_NAMED_MAX: Final = 20
-DEAD_READ_MAX: Final = 1000
-"""Newest dead letters looked at for the names of given-up hosts: some 300 kB, read once per look."""
-ALIVE_MS: Final = 90_000
-"""A worker that has not beaten for three leases (of the default length) is not alive."""
-_HOST_REASONS: Final = frozenset({"host_unreachable", "robots_unreachable"})
-_STATE_KEY: Final = re.compile(rf"^{ROOT}:\{{(.+):(\d+)\}}:state$")
+DEAD_NAMED_MAX: Final = 5
+WORKERS_NAMED_MAX: Final = 20
+"""In the lines for people; --json has all."""
+HOSTS_SAMPLED: Final = 200
+"""Scheduled hosts drawn by chance, over all shards, for the largest among them."""
+TOP_NAMED_MAX: Final = 5
+LEASE_MS: Final = Settings(name="").lease_ms
+"""Of a crawl that was given no other."""
+ALIVE_LEASES: Final = 3
+"""A worker that has not beaten for so many leases is not alive, as beat.lua says too."""
+RATE_OVER_MS: Final = 30_000
+"""Rates are over about this long: shorter ones jump with every slow host."""
+RATE_LEAST_MS: Final = 1000
+_CLOCK_STEP_MAX_MS: Final = 5000
+"""As in _state.lua: crawl time makes no larger step."""
+_STATE_FIELDS: Final = (
+    "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
+    "seen", "samples", "version", "settings", "crawl",
+)  # fmt: skip
+STOPS: Final = {
+    "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
+    "MEMORY_FULL": "Redis reached its memory mark; raise --memory-max (or maxmemory of your own Redis)",
+}
+"""Why dispatch stopped by itself, and what would mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """Something that keeps tasks from being dispatched."""
+
+    word: str
+    """PAUSED, BUDGET, THROTTLED, or the reason of a stop: FRONTIER_FULL, MEMORY_FULL."""
+    reason: str
+    """With what would mend it."""
+    for_ms: int | None = None
+    """How long it has lasted; None when that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """One work stream, over all shards."""
+
+    stage: str
+    """`fetch`, or the name of an output."""
+    waiting: int
+    """Entries that nobody has read yet."""
+    pending: int
+    """Entries in the hands of workers."""
+    oldest_waiting_ms: int | None = None
+    """Age of the entry that has waited longest; None when none waits."""
+    oldest_pending_ms: int | None = None
+    """Since the dispatch of the oldest entry that is in hand; None when none is."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     consumer: str
     slots: int
+    """Entries it fetches at a time; 0 for the writer of an output."""
     beat_age_ms: int
     info: str
-    """JSON as the worker wrote it: pid, machine, role."""
+    """JSON as the worker wrote it: pid, machine, role, slots, busy."""
+    machine: str = ""
+    pid: int = 0
+    role: str = ""
+    busy: int | None = None
+    """Of its slots, at its last beat; None when it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +113,28 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FeederStatus:
+    """Somebody who offers seeds."""
+
+    name: str
+    cursor: str
+    """How far it is, as it wrote it; '' when it does not say."""
+    is_alive: bool
+    sign_age_ms: int | None
+    """Since its last sign; None when it left before it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host by name. Failing: since its first failure in a row. Given up, blocked: since then."""
+
+    host: str
+    queued: int
+    reason: str = ""
+    for_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     url: str
     reason: str
@@ -63,39 +143,95 @@ class DeadLetter:
     died_at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """One shard; counts are of pages."""
+
+    shard: int
+    done: int
+    queued: int
+    streamed: int
+    pending: int
+    delayed: int
+    dead: int
+    hosts_scheduled: int
+    seen: int
+    pages_per_s: float | None
+    version: int
+    """Of the settings in force."""
+    stopped: str
+    throttled: str
+
+
 @dataclass(slots=True)
 class Status:
-    """One crawl at one moment; counts are of pages unless their name says otherwise."""
+    """One crawl at one moment, over all its shards; counts are of pages unless their name says otherwise."""
 
     name: str
     is_closed: bool = False
     """All seeds are in: the crawl ends when nothing is left."""
     is_paused: bool = False
     stopped: str = ""
-    """Why dispatch stopped (FRONTIER_FULL, MEMORY_FULL, …); '' while it has not."""
+    """Why dispatch stopped (FRONTIER_FULL, MEMORY_FULL, …), in one shard at least; '' while it has not."""
     throttled: str = ""
     """The sink that is over its mark; '' when none is."""
+    brakes: list[Brake] = field(default_factory=list)
+    """All that keeps tasks from being dispatched, with what would mend it."""
     totals: dict[str, int] = field(default_factory=dict)
     """Every counter, `page.done` and so on: keys.py, `totals`."""
+    pages_per_s: float | None = None
+    """Done, over the last half minute or so; None when that is not known: nobody beats, or not for long enough."""
+    new_per_s: float | None = None
+    """Discovered, likewise."""
+    backlog_s: float | None = None
+    """What is queued, in seconds at the present rate."""
     streamed: int = 0
     """Entries of the fetch stream, of which `pending` are in the hands of workers."""
     pending: int = 0
+    stages: list[StageStatus] = field(default_factory=list)
     hosts_scheduled: int = 0
     hosts_failing: int = 0
     hosts_giving_up: int = 0
+    """Given up, or over their page budget, and their queues not emptied yet."""
+    hosts_given_up: int = 0
+    hosts_blocked: int = 0
+    failing: list[HostStatus] = field(default_factory=list)
+    """At most HOSTS_NAMED_MAX, those that have failed longest first; `given_up` and `blocked` likewise."""
     given_up: list[str] = field(default_factory=list)
-    """Hosts that were given up, at most HOSTS_NAMED_MAX, as far as the newest dead letters name them."""
+    blocked: list[HostStatus] = field(default_factory=list)
+    hosts_sampled: int = 0
+    top_hosts: list[HostStatus] = field(default_factory=list)
+    """Of `hosts_sampled` hosts drawn by chance, those with most in their queues."""
     dead_letters: int = 0
     newest_dead: list[DeadLetter] = field(default_factory=list)
-    """Newest first, at most 5."""
+    """Newest first, at most DEAD_NAMED_MAX."""
     seen: int = 0
+    seeds_left: int = 0
+    """Seeds that are not ended yet."""
+    feeders: list[FeederStatus] = field(default_factory=list)
     slots: int = 0
+    """Of all live workers."""
+    lease_ms: int = LEASE_MS
     workers: list[WorkerStatus] = field(default_factory=list)
     sinks: list[SinkStatus] = field(default_factory=list)
+    version: int = 0
+    """Of the settings."""
     memory_bytes: int = 0
     """Of the whole server."""
     memory_max_bytes: int = 0
-    """Limit of the server; 0 when it has none."""
+    """Limit of the server, or that of the crawl when it is lower; 0 when there is none."""
+    memory_mark_bytes: int = 0
+    """Above it nothing is dispatched; 0 when there is none."""
+    shards: list[ShardStatus] = field(default_factory=list)
+
+    def lives(self, worker: WorkerStatus) -> bool:
+        """Return whether a worker has beaten of late."""
+        return worker.beat_age_ms < ALIVE_LEASES * self.lease_ms
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any worker has."""
+        return any(map(self.lives, self.workers))
 
     def page(self, state: str) -> int:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
@@ -111,166 +247,443 @@ class Status:
                     counts[name.removeprefix(start)] += count
         return dict(counts.most_common())
 
+    def links_left_out(self) -> dict[str, int]:
+        """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
+        as often as a page had it: they never became tasks, so no other count has them."""
+        start = "links."
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
         return dict(document)
 
 
-async def read_status(client: Redis, name: str, *, shard: int = 0) -> Status:
+async def read_status(client: Redis, name: str) -> Status:
     """Look at a crawl.
 
     Raises:
         ConfigError: there is no crawl of this name.
         StoreUnavailable: as every call of the store.
     """
-    keys = Keys(name, shard)
-    async with client.pipeline(transaction=False) as pipe:
-        pipe.hgetall(keys.state)
-        pipe.hgetall(keys.totals)
-        pipe.hgetall(keys.workers)
-        pipe.hgetall(keys.offsets)
-        for key in (keys.schedule, keys.failing, keys.giving_up):
-            pipe.zcard(key)
-        pipe.zrange(keys.giving_up, 0, HOSTS_NAMED_MAX - 1)
-        pipe.xlen(keys.dead)
-        pipe.xrevrange(keys.dead, count=DEAD_READ_MAX)
-        pipe.xlen(keys.fetch_stream)
-        pipe.xpending(keys.fetch_stream, GROUP)
-        pipe.info("memory")
-        pipe.time()
-        with mapped_errors():
-            answers: list[Any] = await pipe.execute(raise_on_error=False)
-    state = answers[0]
-    if isinstance(state, dict) and b"epoch" not in state:
-        raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
     with mapped_errors():
-        for place, answer in enumerate(answers):
-            # XPENDING alone may be refused: a stream that was lost has no group, and the rest is still worth showing.
-            if isinstance(answer, Exception):
-                if place != 11:
-                    raise answer
-                answers[place] = {"pending": 0}
-    (
-        _,
-        totals,
-        workers,
-        offsets,
-        scheduled,
-        failing,
-        giving_up,
-        emptying,
-        dead,
-        newest,
-        streamed,
-        pending,
-        memory,
-        now,
-    ) = answers
-    now_ms = now[0] * 1000 + now[1] // 1000
-    letters = list(_dead_letters(newest))
-    texts = _texts(state)
+        first: Any = await client.hmget(Keys(name).state, ["epoch", "identity", "sinks"])
+    epoch, identity, sinks = first
+    if epoch is None:
+        raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
+    every = [Keys(name, shard) for shard in range(shards_in(identity))]
+    stages = [FETCH, *filter(None, (sinks or b"").decode().split(","))]
+    seconds, micros, memory, feeders, shards = await _look(client, every, stages)
+    now_ms = seconds * 1000 + micros // 1000
+    details = await _look_closer(client, shards, stages)
+
+    one = shards[0].texts
+    given = stored_settings(one["settings"].encode())
+    totals: Counter[str] = Counter()
+    for shard in shards:
+        totals.update(shard.totals)
     status = Status(
         name=name,
-        is_closed=texts.get("closed") == "1",
-        is_paused=texts.get("paused") == "1",
-        stopped=texts.get("stopped", ""),
-        throttled=texts.get("throttled", ""),
-        totals={field: int(count) for field, count in _texts(totals).items()},
-        streamed=streamed,
-        pending=pending["pending"],
-        hosts_scheduled=scheduled,
-        hosts_failing=failing,
-        hosts_giving_up=giving_up,
-        given_up=_given_up([host.decode() for host in emptying], letters),
-        dead_letters=dead,
-        newest_dead=[letter for _, letter in letters[:5]],
-        seen=int(texts.get("seen", 0)),
-        slots=int(texts.get("slots", 0)),
-        workers=sorted(_workers(_texts(workers), now_ms), key=lambda worker: worker.consumer),
+        is_closed=one["closed"] == "1",
+        is_paused=one["paused"] == "1",
+        stopped=_first_of(shards, "stopped"),
+        throttled=_first_of(shards, "throttled"),
+        totals=dict(totals),
+        streamed=sum(shard.streams[0].length for shard in shards),
+        pending=sum(shard.streams[0].pending for shard in shards),
+        stages=[_stage(stage, n, shards, details.oldest, now_ms) for n, stage in enumerate(stages)],
+        hosts_sampled=sum(len(shard.sample) for shard in shards),
+        dead_letters=sum(shard.answers["dead"] for shard in shards),
+        seen=sum(_int(shard.texts["seen"]) for shard in shards),
+        seeds_left=totals["seed.created"] - totals["seed.ended"],
+        lease_ms=int(given.get("lease_ms") or LEASE_MS),
+        version=_int(one["version"]),
         memory_bytes=int(memory["used_memory"]),
-        memory_max_bytes=int(memory["maxmemory"]),
     )
-    status.sinks = await _sinks(client, keys, status, texts, _texts(offsets))
+    for place in ("scheduled", "failing", "giving_up", "given_up", "blocked"):
+        setattr(status, f"hosts_{place}", sum(shard.answers[f"hosts_{place}"] for shard in shards))
+    limits = (int(memory["maxmemory"]), int(given.get("memory_max_bytes") or 0))
+    status.memory_max_bytes = min(filter(None, limits), default=0)
+    status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
+    status.workers = _workers(shards, now_ms)
+    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker))
+    status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
+    status.sinks = _sinks(shards, status, one["crawl"])
+    status.newest_dead = _newest_dead(shards)
+    _name_hosts(status, shards, details, now_ms)
+    rates = [_rates(shard, now_ms, ALIVE_LEASES * status.lease_ms) for shard in shards]
+    status.shards = [_shard_status(shard, rate) for shard, rate in zip(shards, rates, strict=True)]
+    known = [rate for rate in rates if rate is not None]
+    # A sum without one of the shards would be too low.
+    if len(known) == len(rates):
+        status.pages_per_s = sum(done for done, _ in known)
+        status.new_per_s = sum(created for _, created in known)
+    if status.pages_per_s:
+        status.backlog_s = status.page("queued") / status.pages_per_s
+    status.brakes = _brakes(status, shards, given, now_ms)
     return status
 
 
+def stored_settings(stored: bytes | None) -> dict[str, Any]:
+    """Return the settings that were set, field -> value, from what a state keeps of them; empty when unreadable."""
+    with suppress(StoreIncompatible):
+        return {field: one.value for field, one in decode_given(stored or b"").items() if one.value is not None}
+    return {}
+
+
+# -- what is asked of Redis
+
+
+class _Stream(NamedTuple):
+    """One work stream of one shard."""
+
+    key: str
+    length: int
+    pending: int
+    last_read: str
+    """Id of the entry that was read last."""
+    oldest_pending: str | None
+
+
+class _Shard:
+    """The answers of one shard."""
+
+    def __init__(self, keys: Keys, answers: dict[str, Any], streams: list[_Stream]) -> None:
+        self.keys = keys
+        self.answers = answers
+        self.streams = streams
+        self.texts = {
+            field: (value or b"").decode("utf-8", "replace")
+            for field, value in zip(_STATE_FIELDS, answers["state"], strict=True)
+        }
+        self.totals = {field: int(count) for field, count in _texts(answers["totals"]).items()}
+        self.sample: list[str] = [host.decode() for host in answers["sample"] or ()]
+
+    def now(self, wall_ms: int) -> int:
+        """Return the crawl time of the shard, as _state.lua would reckon it."""
+        step = wall_ms - _int(self.texts["wall_ms"])
+        return _int(self.texts["clock_ms"]) + (step if 0 < step <= _CLOCK_STEP_MAX_MS else 0)
+
+    def named(self, place: str) -> list[tuple[str, int]]:
+        """Return the first hosts of a list of hosts with their scores."""
+        return [(host.decode(), int(score)) for host, score in self.answers[place]]
+
+
+def _int(text: str) -> int:
+    return int(text) if text.removeprefix("-").isdecimal() else 0
+
+
 def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode("utf-8", "replace") for name, value in fields.items()}
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
 
 
-def _workers(rows: Mapping[str, str], now_ms: int) -> Iterable[WorkerStatus]:
-    for consumer, row in rows.items():
-        beat, slots, info = (*row.split(" ", 2), "", "")[:3]
-        if beat.isdecimal() and slots.isdecimal():
-            yield WorkerStatus(consumer, int(slots), max(0, now_ms - int(beat)), info)
+def _questions(sampled: int) -> dict[str, Callable[[Any, Keys], Any]]:
+    most = HOSTS_NAMED_MAX - 1
+    return {
+        "state": lambda pipe, keys: pipe.hmget(keys.state, list(_STATE_FIELDS)),
+        "totals": lambda pipe, keys: pipe.hgetall(keys.totals),
+        "workers": lambda pipe, keys: pipe.hgetall(keys.workers),
+        "offsets": lambda pipe, keys: pipe.hgetall(keys.offsets),
+        "hosts_scheduled": lambda pipe, keys: pipe.zcard(keys.schedule),
+        "hosts_failing": lambda pipe, keys: pipe.zcard(keys.failing),
+        "hosts_giving_up": lambda pipe, keys: pipe.zcard(keys.giving_up),
+        "hosts_given_up": lambda pipe, keys: pipe.zcard(keys.given_up),
+        "hosts_blocked": lambda pipe, keys: pipe.zcard(keys.blocked),
+        "failing": lambda pipe, keys: pipe.zrange(keys.failing, 0, most, withscores=True),
+        "given_up": lambda pipe, keys: pipe.zrange(keys.given_up, 0, most, withscores=True),
+        "blocked": lambda pipe, keys: pipe.zrange(keys.blocked, 0, most, withscores=True),
+        "sample": lambda pipe, keys: pipe.zrandmember(keys.schedule, sampled),
+        "dead": lambda pipe, keys: pipe.xlen(keys.dead),
+        "newest": lambda pipe, keys: pipe.xrevrange(keys.dead, count=DEAD_NAMED_MAX),
+    }
 
 
-async def _sinks(
-    client: Redis, keys: Keys, status: Status, state: Mapping[str, str], offsets: Mapping[str, str]
-) -> list[SinkStatus]:
-    paths = stored_sinks(state)
-    sinks = []
-    for name in filter(None, state.get("sinks", "").split(",")):
+async def _look(
+    client: Redis, every: Sequence[Keys], stages: Sequence[str]
+) -> tuple[int, int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
+    """Return the time, the memory of the server, the feeders, and the answers of each shard."""
+    questions = _questions(max(1, HOSTS_SAMPLED // len(every)))
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.info("memory")
+        pipe.hgetall(every[0].feeders)
+        for keys in every:
+            for ask in questions.values():
+                ask(pipe, keys)
+            for stage in stages:
+                key = keys.fetch_stream if stage == FETCH else keys.sink_stream(stage)
+                pipe.xlen(key)
+                pipe.xinfo_groups(key)
+                pipe.xpending_range(key, GROUP, "-", "+", 1)
         with mapped_errors():
-            length = await client.xlen(keys.sink_stream(name))
-            groups: Any = await client.xinfo_groups(keys.sink_stream(name)) if length else []
-        sinks.append(
-            SinkStatus(
-                name=name,
-                path=paths.get(name, ""),
-                waiting=length - sum(group["pending"] for group in groups),
-                written=status.totals.get(f"{name}.done", 0),
-                offset=int(offsets.get(f"{name}:offset", 0)),
-            )
+            answers = iter(await pipe.execute(raise_on_error=False))
+            (seconds, micros), memory, feeders = (_answer(next(answers)) for _ in range(3))
+            shards = []
+            for keys in every:
+                own = {word: _answer(next(answers)) for word in questions}
+                streams = [_stream(keys, stage, answers) for stage in stages]
+                shards.append(_Shard(keys, own, streams))
+    return seconds, micros, memory, feeders, shards
+
+
+def _answer(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _stream(keys: Keys, stage: str, answers: Iterator[Any]) -> _Stream:
+    key = keys.fetch_stream if stage == FETCH else keys.sink_stream(stage)
+    length, groups, rows = _answer(next(answers)), next(answers), next(answers)
+    # A stream that was lost has no group: these two are refused, and the rest is still worth showing.
+    if isinstance(groups, ResponseError) or isinstance(rows, ResponseError) or not _answer(groups):
+        return _Stream(key, length, 0, "0-0", None)
+    group = groups[0]
+    oldest = _answer(rows)[0]["message_id"].decode() if _answer(rows) else None
+    return _Stream(key, length, group["pending"], group["last-delivered-id"].decode(), oldest)
+
+
+@dataclass(slots=True)
+class _Details:
+    """What takes a second question, by stream or by host."""
+
+    oldest: dict[str, str] = field(default_factory=dict)
+    """Key of a stream -> id of the entry that waits longest."""
+    hosts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Host key -> what is queued, and how it fails."""
+
+
+async def _look_closer(client: Redis, shards: Sequence[_Shard], stages: Sequence[str]) -> _Details:
+    details = _Details()
+    waiting = [stream for shard in shards for stream in shard.streams if stream.length > stream.pending]
+    hosts = {
+        host: shard.keys
+        for shard in shards
+        for host in (*shard.sample, *(host for place in ("failing", "blocked") for host, _ in shard.named(place)))
+    }
+    if not waiting and not hosts:
+        return details
+    async with client.pipeline(transaction=False) as pipe:
+        for stream in waiting:
+            pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
+        for host, keys in hosts.items():
+            pipe.hmget(keys.host(host), ["queued", "failing"])
+        with mapped_errors():
+            answers = iter(await pipe.execute())
+    for stream in waiting:
+        for entry_id, _ in next(answers):
+            details.oldest[stream.key] = entry_id.decode()
+    for host in hosts:
+        queued, reason = next(answers)
+        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"))
+    return details
+
+
+# -- what is made of the answers
+
+
+def _first_of(shards: Sequence[_Shard], field: str) -> str:
+    return next((shard.texts[field] for shard in shards if shard.texts[field]), "")
+
+
+def _age(then_ms: int, now_ms: int) -> int:
+    # A clock that was set back makes the past lie ahead.
+    return max(0, now_ms - then_ms)
+
+
+def _stage(stage: str, n: int, shards: Sequence[_Shard], oldest: Mapping[str, str], now_ms: int) -> StageStatus:
+    streams = [shard.streams[n] for shard in shards]
+
+    def eldest(ids: Iterable[str | None]) -> int | None:
+        return max((_age(int(one.partition("-")[0]), now_ms) for one in ids if one is not None), default=None)
+
+    return StageStatus(
+        stage=stage,
+        waiting=sum(stream.length - stream.pending for stream in streams),
+        pending=sum(stream.pending for stream in streams),
+        oldest_waiting_ms=eldest(oldest.get(stream.key) for stream in streams),
+        oldest_pending_ms=eldest(stream.oldest_pending for stream in streams),
+    )
+
+
+def _workers(shards: Sequence[_Shard], now_ms: int) -> list[WorkerStatus]:
+    """Return each worker once: it beats to every shard, and the latest of these beats tells that it lives."""
+    found: dict[str, WorkerStatus] = {}
+    for shard in shards:
+        for consumer, row in _texts(shard.answers["workers"]).items():
+            beat, slots, info = (*row.split(" ", 2), "", "")[:3]
+            if not (beat.isdecimal() and slots.isdecimal()):
+                continue
+            worker = _worker(consumer, int(slots), _age(int(beat), now_ms), info)
+            if consumer not in found or worker.beat_age_ms < found[consumer].beat_age_ms:
+                found[consumer] = worker
+    return sorted(found.values(), key=lambda worker: worker.consumer)
+
+
+def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
+    about: Any = None
+    with suppress(msgspec.DecodeError):
+        about = msgspec.json.decode(info)
+    if not isinstance(about, dict):
+        about = {}
+    pid, busy, own = about.get("pid"), about.get("busy"), about.get("slots")
+    return WorkerStatus(
+        consumer,
+        # To each of several shards it beats with its share of them.
+        own if isinstance(own, int) else slots,
+        age_ms,
+        info,
+        machine=str(about.get("machine", "")),
+        pid=pid if isinstance(pid, int) else 0,
+        role=str(about.get("role", "")),
+        busy=busy if isinstance(busy, int) else None,
+    )
+
+
+def _feeders(rows: Mapping[str, str], now_ms: int, lease_ms: int) -> list[FeederStatus]:
+    """Return who offers seeds; a row is the crawl time at which its lease ends (0: it left), and its cursor."""
+    found = []
+    for name, row in sorted(rows.items()):
+        until, _, cursor = row.partition(" ")
+        until_ms = _int(until)
+        sign_age_ms = _age(until_ms - lease_ms, now_ms) if until_ms else None
+        found.append(FeederStatus(name, cursor, until_ms > now_ms, sign_age_ms))
+    return found
+
+
+def _sinks(shards: Sequence[_Shard], status: Status, stored: str) -> list[SinkStatus]:
+    paths = stored_sinks({"crawl": stored})
+    offsets = [_texts(shard.answers["offsets"]) for shard in shards]
+    return [
+        SinkStatus(
+            name=stage.stage,
+            path=paths.get(stage.stage, ""),
+            waiting=stage.waiting,
+            written=status.totals.get(f"{stage.stage}.done", 0),
+            # Of one file: the shard that was written last knows its end.
+            offset=max(_int(own.get(f"{stage.stage}:offset", "")) for own in offsets),
         )
-    return sinks
+        for stage in status.stages[1:]
+    ]
 
 
 def stored_sinks(state: Mapping[str, str]) -> dict[str, str]:
     """Return sink name -> path as the crawl's state has them (cli/crawl.py writes it); empty when it has none."""
     with suppress(msgspec.DecodeError):
-        stored = msgspec.json.decode(state.get("crawl", "{}"))
+        stored = msgspec.json.decode(state.get("crawl", "") or "{}")
         if isinstance(stored, dict) and isinstance(stored.get("sinks"), dict):
             return {str(name): str(path) for name, path in stored["sinks"].items()}
     return {}
 
 
-def _dead_letters(entries: Sequence[Any]) -> Iterable[tuple[str, DeadLetter]]:
-    """Yield (host key, letter) for entries of the `dead` stream."""
-    for entry_id, fields in entries:
-        texts = _texts(fields)
-        host = texts.get("host", "")
-        try:
-            url = decode_task(host, texts.get("level", "2"), fields.get(b"task", b"")).url
-        except CodecError:
-            url = host
-        yield (
-            host,
-            DeadLetter(
-                url=url,
-                reason=texts.get("reason", ""),
-                error=texts.get("error", ""),
-                last_status=texts.get("last_status", ""),
-                died_at_ms=int(entry_id.partition(b"-")[0]),
-            ),
+def _newest_dead(shards: Sequence[_Shard]) -> list[DeadLetter]:
+    letters = [_dead_letter(*entry) for shard in shards for entry in shard.answers["newest"]]
+    return sorted(letters, key=lambda letter: -letter.died_at_ms)[:DEAD_NAMED_MAX]
+
+
+def _dead_letter(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    texts = _texts(fields)
+    host = texts.get("host", "")
+    try:
+        url = decode_task(host, texts.get("level", "2"), fields.get(b"task", b"")).url
+    except CodecError:
+        url = host
+    return DeadLetter(
+        url=url,
+        reason=texts.get("reason", ""),
+        error=texts.get("error", ""),
+        last_status=texts.get("last_status", ""),
+        died_at_ms=int(entry_id.partition(b"-")[0]),
+    )
+
+
+def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now_ms: int) -> None:
+    def named(place: str, now_of: Callable[[_Shard], int]) -> list[HostStatus]:
+        found = [
+            HostStatus(host, *details.hosts.get(host, (0, "")), for_ms=_age(since, now_of(shard)))
+            for shard in shards
+            for host, since in shard.named(place)
+        ]
+        return sorted(found, key=lambda one: (-(one.for_ms or 0), one.host))[:HOSTS_NAMED_MAX]
+
+    status.failing = named("failing", lambda shard: shard.now(now_ms))
+    status.blocked = named("blocked", lambda shard: now_ms)
+    status.given_up = [one.host for one in named("given_up", lambda shard: now_ms)]
+    sample = (HostStatus(host, details.hosts[host][0]) for shard in shards for host in shard.sample)
+    status.top_hosts = sorted(sample, key=lambda one: (-one.queued, one.host))[:HOSTS_NAMED_MAX]
+
+
+def _rates(shard: _Shard, wall_ms: int, stale_ms: int) -> tuple[float, float] | None:
+    """Return pages done and pages discovered a second, from the samples that beat.lua left; None when unknown."""
+    samples = []
+    for text in filter(None, shard.texts["samples"].split("|")):
+        parts = text.split(" ")
+        if len(parts) == 4 and all(part.isdecimal() for part in parts):
+            samples.append([int(part) for part in parts])
+    # Nobody beats any more: what was is no rate of the present.
+    if not samples or abs(wall_ms - samples[0][1]) > stale_ms:
+        return None
+    now_ms = shard.now(wall_ms)
+    # Newest first: the first one that is old enough, else the oldest.
+    then, _, done, created = next((one for one in samples if now_ms - one[0] >= RATE_OVER_MS), samples[-1])
+    passed_s = (now_ms - then) / 1000
+    if passed_s * 1000 < RATE_LEAST_MS:
+        return None
+    return tuple(
+        max(0.0, (shard.totals.get(f"page.{state}", 0) - before) / passed_s)
+        for state, before in (("done", done), ("created", created))
+    )  # type: ignore[return-value]  # two of them
+
+
+def _shard_status(shard: _Shard, rate: tuple[float, float] | None) -> ShardStatus:
+    def page(state: str) -> int:
+        return shard.totals.get(f"page.{state}", 0)
+
+    return ShardStatus(
+        shard=shard.keys.shard,
+        done=page("done"),
+        queued=page("queued"),
+        streamed=shard.streams[0].length,
+        pending=shard.streams[0].pending,
+        delayed=page("delayed"),
+        dead=shard.answers["dead"],
+        hosts_scheduled=shard.answers["hosts_scheduled"],
+        seen=_int(shard.texts["seen"]),
+        pages_per_s=None if rate is None else rate[0],
+        version=_int(shard.texts["version"]),
+        stopped=shard.texts["stopped"],
+        throttled=shard.texts["throttled"],
+    )
+
+
+def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], now_ms: int) -> list[Brake]:
+    def since(field: str) -> int | None:
+        """Return how long it has lasted in the shard where it began first."""
+        known = (shard.texts[f"{field}_at"] for shard in shards if shard.texts[field])
+        return max((_age(int(at), now_ms) for at in known if at.isdecimal()), default=None)
+
+    brakes = []
+    if status.is_paused:
+        brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
+    stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
+    brakes += [Brake(word, STOPS.get(word, "stopped"), since("stopped")) for word in stops]
+    for sink in dict.fromkeys(shard.texts["throttled"] for shard in shards if shard.texts["throttled"]):
+        path = next((one.path for one in status.sinks if one.name == sink), "") or sink
+        is_written = any(worker.role == "sink" and status.lives(worker) for worker in status.workers)
+        why = (
+            "it is written more slowly than pages come; it goes on by itself when a fifth is left"
+            if is_written
+            else "and no writer of an output is alive: start the crawl again on the machine that writes it"
         )
-
-
-def _given_up(emptying: Sequence[str], letters: Iterable[tuple[str, DeadLetter]]) -> list[str]:
-    named = dict.fromkeys(host for host, letter in letters if letter.reason in _HOST_REASONS)
-    return list(dict.fromkeys([*emptying, *named]))[:HOSTS_NAMED_MAX]
-
-
-async def crawl_names(client: Redis) -> list[str]:
-    """Return the names of all crawls in a store, by SCAN over all of its keys; sorted."""
-    names = set()
-    with mapped_errors():
-        async for key in client.scan_iter(match=f"{ROOT}:*:state", count=5000, _type="hash"):
-            if match := _STATE_KEY.match(key.decode("utf-8", "replace")):
-                names.add(match[1])
-    return sorted(names)
+        brakes.append(Brake("THROTTLED", f"too many records wait for {path}: {why}", since("throttled")))
+    budget = given.get("pages_max")
+    if isinstance(budget, int) and status.page("queued") and status.page("done") + status.page("streamed") >= budget:
+        reason = f"--max-pages {budget} is reached; raise it: streamcrawl settings set {status.name} pages_max=N"
+        brakes.append(Brake("BUDGET", reason))
+    return brakes
 
 
 # -- for people
@@ -278,21 +691,35 @@ async def crawl_names(client: Redis) -> list[str]:
 
 def status_lines(status: Status) -> list[str]:
     """Return the status as lines of plain text."""
-    lines = [f"crawl {status.name}: {condition(status)}", ""]
+    lines = [f"crawl {status.name}: {condition(status)}"]
+    lines += [f"  ! {brake.reason}{_lasting(brake.for_ms)}" for brake in status.brakes]
     rows = [
-        ("pages done", number(status.page("done"))),
-        ("queued", number(status.page("queued"))),
-        ("in the stream", f"{number(status.streamed)} ({number(status.pending)} in the hands of workers)"),
+        ("pages done", number(status.page("done")) + _rate(status)),
+        ("queued", number(status.page("queued")) + _backlog(status)),
+    ]
+    rows += [(_stage_name(stage, status), _stage_text(stage)) for stage in status.stages]
+    rows += [
         ("delayed", number(status.page("delayed"))),
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
+        ("links left out", reasons(status.links_left_out())),
         ("URLs seen", number(status.seen)),
-        ("hosts scheduled", number(status.hosts_scheduled)),
-        ("hosts failing", number(status.hosts_failing)),
-        ("hosts given up", ", ".join(status.given_up) or "0"),
-        ("memory", memory(status)),
+        ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
-    rows += [("worker", _worker_text(worker)) for worker in status.workers]
+    rows += [("feeder", _feeder_text(feeder)) for feeder in status.feeders]
+    rows += [
+        ("hosts scheduled", number(status.hosts_scheduled)),
+        ("hosts failing", _named(status.hosts_failing, [_failing_text(one) for one in status.failing])),
+        ("hosts given up", _named(status.hosts_given_up, status.given_up)),
+        ("hosts blocked", _named(status.hosts_blocked, [_kept_text(one) for one in status.blocked])),
+    ]
+    top = [_kept_text(one) for one in status.top_hosts[:TOP_NAMED_MAX] if one.queued]
+    if top:
+        rows.append(("largest", f"of a sample of {counted(status.hosts_sampled, 'host')}: {', '.join(top)}"))
+    rows += [("memory", memory(status)), ("settings", f"version {status.version}")]
+    rows += [("worker", _worker_text(worker)) for worker in status.workers[:WORKERS_NAMED_MAX]]
+    if len(status.workers) > WORKERS_NAMED_MAX:
+        rows.append(("", f"and {number(len(status.workers) - WORKERS_NAMED_MAX)} more workers; --json has all"))
     rows += [
         (
             "output",
@@ -302,7 +729,10 @@ def status_lines(status: Status) -> list[str]:
         for sink in status.sinks
     ]
     width = max(len(label) for label, _ in rows)
-    return lines + [f"  {label:<{width}}  {text}" for label, text in rows]
+    lines += ["", *(f"  {label:<{width}}  {text}" for label, text in rows)]
+    if len(status.shards) > 1:
+        lines += ["", *_table(status.shards)]
+    return lines
 
 
 def condition(status: Status) -> str:
@@ -314,24 +744,98 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    left = status.page("queued") + status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
-    if left:
-        is_alive = any(worker.beat_age_ms < ALIVE_MS for worker in status.workers)
-        words.append("at work" if is_alive else "at rest, no worker is alive")
+    under_way = status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
+    if status.page("queued") + under_way:
+        if not under_way and not status.hosts_scheduled and status.hosts_blocked and status.is_closed:
+            words.append("complete but for what blocked hosts keep")
+        else:
+            words.append("at work" if status.is_alive else "at rest, no worker is alive")
     else:
         words.append("complete" if status.is_closed else "nothing to do, more seeds may come")
     return ", ".join(words)
 
 
+def _rate(status: Status) -> str:
+    if status.pages_per_s is None or status.new_per_s is None:
+        return ""
+    return f", {status.pages_per_s:,.1f}/s; {status.new_per_s:,.1f} new/s"
+
+
+def _backlog(status: Status) -> str:
+    return "" if status.backlog_s is None else f", {span(int(status.backlog_s * 1000))} at this rate"
+
+
+def _stage_name(stage: StageStatus, status: Status) -> str:
+    return "in the stream" if stage is status.stages[0] else f"for {stage.stage}"
+
+
+def _stage_text(stage: StageStatus) -> str:
+    waiting = "" if stage.oldest_waiting_ms is None else f" (oldest {span(stage.oldest_waiting_ms)})"
+    pending = "" if stage.oldest_pending_ms is None else f" (oldest {span(stage.oldest_pending_ms)})"
+    return f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
+
+
+def _feeder_text(feeder: FeederStatus) -> str:
+    sign = "left before it was done" if feeder.sign_age_ms is None else f"last sign {span(feeder.sign_age_ms)} ago"
+    if feeder.sign_age_ms is not None and not feeder.is_alive:
+        sign += ", it is dead"
+    return f"{feeder.name}: {f'at {feeder.cursor}, ' if feeder.cursor else ''}{sign}"
+
+
+def _failing_text(one: HostStatus) -> str:
+    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)})"
+
+
+def _kept_text(one: HostStatus) -> str:
+    return f"{one.host} ({number(one.queued)})"
+
+
+def _named(count: int, names: Sequence[str]) -> str:
+    """Return `0`, or `3: a, b, c`, or `70: a, b, … and 50 more`."""
+    if not count:
+        return "0"
+    more = f" and {number(count - len(names))} more" if count > len(names) else ""
+    return f"{number(count)}: {', '.join(names)}{more}"
+
+
 def _worker_text(worker: WorkerStatus) -> str:
-    info: dict[str, Any] = {}
-    with suppress(msgspec.DecodeError):
-        decoded = msgspec.json.decode(worker.info or "{}")
-        info = decoded if isinstance(decoded, dict) else {}
-    details = "".join(f", {key} {value}" for key, value in info.items())
-    return (
-        f"{worker.consumer}: {counted(worker.slots, 'slot')}, last beat {worker.beat_age_ms / 1000:.1f} s ago{details}"
-    )
+    load = counted(worker.slots, "slot")
+    if worker.busy is not None:
+        load = f"{number(worker.busy)} of {load} busy" if worker.slots else f"{number(worker.busy)} in hand"
+    about = (f"{worker.role}, " if worker.role else "") + load
+    place = "".join((f", on {worker.machine}" if worker.machine else "", f", pid {worker.pid}" if worker.pid else ""))
+    return f"{worker.consumer}: {about}, last beat {span(worker.beat_age_ms)} ago{place}"
+
+
+def _table(shards: Sequence[ShardStatus]) -> list[str]:
+    """Return one line for each shard, under a heading."""
+    heads = ("shard", "done", "queued", "stream", "in hand", "delayed", "dead", "hosts", "seen", "pages/s", "settings")
+    rows = [
+        [
+            *(
+                number(count)
+                for count in (
+                    one.shard, one.done, one.queued, one.streamed, one.pending, one.delayed, one.dead,
+                    one.hosts_scheduled, one.seen,
+                )
+            ),
+            "-" if one.pages_per_s is None else f"{one.pages_per_s:,.1f}",
+            str(one.version),
+        ]
+        for one in shards
+    ]  # fmt: skip
+    widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+    lines = [
+        "  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)
+    ]
+    for n, one in enumerate(shards):
+        notes = [word for word in (one.stopped, f"throttled by {one.throttled}" if one.throttled else "") if word]
+        lines[n + 1] += f"  {', '.join(notes)}" if notes else ""
+    return lines
+
+
+def _lasting(for_ms: int | None) -> str:
+    return "" if for_ms is None else f" (for {span(for_ms)})"
 
 
 def reasons(counts: Mapping[str, int]) -> str:
@@ -352,7 +856,25 @@ def counted(count: int, noun: str) -> str:
     return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
+def span(ms: int) -> str:
+    """Return a duration in its two largest units: `0.4 s`, `12 s`, `5 min 3 s`, `2 h 5 min`, `3 d 4 h`."""
+    if ms < 10_000:
+        return f"{ms / 1000:.1f} s"
+    seconds = ms // 1000
+    for unit, unit_s, rest, rest_s in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= unit_s:
+            left = seconds % unit_s // rest_s
+            return f"{number(seconds // unit_s)} {unit}" + (f" {left} {rest}" if left else "")
+    return f"{seconds} s"
+
+
 def memory(status: Status) -> str:
-    """Return `5.1 MB of 1,000 MB`: of the server, whatever else is in it."""
+    """Return `5.1 MB of 1,000 MB (1 %), …`: of the server, whatever else is in it."""
     used = f"{status.memory_bytes / 1e6:,.1f} MB"
-    return f"{used} of {status.memory_max_bytes / 1e6:,.0f} MB" if status.memory_max_bytes else used
+    if not status.memory_max_bytes:
+        return used
+    share = 100 * status.memory_bytes / status.memory_max_bytes
+    return (
+        f"{used} of {status.memory_max_bytes / 1e6:,.0f} MB ({share:.0f} %); nothing new is dispatched above "
+        f"{status.memory_mark_bytes / 1e6:,.0f} MB"
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import clock
-from streamcrawl.ops.status import counted, number, reasons
+from streamcrawl.ops.status import STOPS, counted, number, reasons
 
 if TYPE_CHECKING:
     from streamcrawl.ops.status import Status
@@ -25,10 +25,6 @@ _ENDINGS: Final = {
     "UNBALANCED": "ended, and its counts do not balance",
     "GONE": "deleted by someone else while it ran",
     "UNAVAILABLE": "given up, the store does not answer",
-}
-_STOPS: Final = {
-    "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
-    "MEMORY_FULL": "Redis reached its memory mark; raise --memory-max (or maxmemory of your own Redis)",
 }
 
 
@@ -49,13 +45,18 @@ def exit_code(word: str, status: Status) -> ExitCode:
     """Return the exit code of a crawl that ended with `word`."""
     match word:
         case "ENDED":
-            has_failures = status.dead_letters > 0 or bool(status.given_up)
+            has_failures = status.dead_letters > 0 or bool(status.given_up) or _parked(status) > 0
             return ExitCode.WITH_DEAD_LETTERS if has_failures else ExitCode.DONE
         case "UNBALANCED":
             return ExitCode.AUDIT_FAILED
         case "UNAVAILABLE" | "GONE":
             return ExitCode.STORE_UNAVAILABLE
     return ExitCode.STOPPED
+
+
+def _parked(status: Status) -> int:
+    """Return the pages that blocked hosts keep: of a crawl that has ended, all that are left in queues."""
+    return status.page("queued") if status.hosts_blocked else 0
 
 
 def summary_lines(run: Run, status: Status) -> list[str]:
@@ -72,13 +73,21 @@ def summary_lines(run: Run, status: Status) -> list[str]:
         lines.append(f"  {number(left)} still to fetch")
     lines += [f"  {state}: {reasons(counts)}" for state in ("dropped", "dead") if (counts := status.by_reason(state))]
     if status.given_up:
-        lines.append(f"  hosts given up, none of their pages could be had: {', '.join(status.given_up)}")
+        more = status.hosts_given_up - len(status.given_up)
+        lines.append(
+            f"  hosts given up, none of their pages could be had: {', '.join(status.given_up)}"
+            + (f" and {number(more)} more" if more > 0 else "")
+        )
     lines += [
         f"    {letter.url}: {letter.reason}{f' ({letter.error})' if letter.error else ''}"
         for letter in status.newest_dead
     ]
     if status.dead_letters > len(status.newest_dead) > 0:
         lines.append(f"    and {number(status.dead_letters - len(status.newest_dead))} more")
+    if status.blocked:
+        kept = ", ".join(f"{one.host} keeps {counted(one.queued, 'page')}" for one in status.blocked)
+        more = status.hosts_blocked - len(status.blocked)
+        lines.append(f"  hosts blocked: {kept}" + (f" and {number(more)} more" if more > 0 else ""))
     lines += [
         f"  output: {sink.path or sink.name} ({counted(sink.written, 'record')}"
         + (f", {number(sink.waiting)} not written yet)" if sink.waiting else ")")
@@ -103,11 +112,15 @@ def summary_json(run: Run, status: Status) -> dict[str, Any]:
 
 def _ending(run: Run, status: Status) -> str:
     text = _ENDINGS.get(run.word, run.word)
-    return f"{text}: {_STOPS.get(status.stopped, status.stopped)}" if run.word == "STOPPED" else text
+    return f"{text}: {STOPS.get(status.stopped, status.stopped)}" if run.word == "STOPPED" else text
 
 
 def _next(run: Run, status: Status) -> list[str]:
     if run.word == "ENDED":
+        if _parked(status):
+            return [
+                f"to fetch what a blocked host keeps: streamcrawl host unblock {status.name} HOST, then {run.resume}"
+            ]
         is_idle = run.pages_before and status.page("done") == run.pages_before
         return ["nothing was left to do; --fresh begins again"] if is_idle else []
     if run.word == "LIMIT":

@@ -1,8 +1,8 @@
 """Does a link belong to this crawl?
 
 Pure, but for a cache of its own answers. Start at `Scope.admits`. It never looks at depth, traps, budgets or
-robots.txt: those are asked elsewhere, of links that are already in scope. A link that is out is not marked as seen, so a crawl
-that is resumed with a wider scope finds it again.
+robots.txt: those are asked elsewhere, of links that are already in scope. A link that is out is not marked as seen, so
+a crawl that is resumed with a wider scope finds it again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ class Scope:
         self.seeds_cut = 0
         self._hosts = dict.fromkeys(hosts)
         self._prefixes = dict.fromkeys(prefixes)
-        self._deny = tuple(compile_pattern("deny", pattern).search for pattern in settings.deny)
-        self._allow = tuple(compile_pattern("allow", pattern).search for pattern in settings.allow)
+        self._patterns = {
+            "deny": tuple(compile_pattern("--deny", pattern) for pattern in settings.deny),
+            "allow": tuple(compile_pattern("--allow", pattern) for pattern in settings.allow),
+        }
+        self._deny, self._allow = (tuple(one.search for one in self._patterns[part]) for part in ("deny", "allow"))
         self._prefixes_of: dict[str, tuple[str, ...]] = {}
         """By authority, so that a link is compared with its own host's prefixes and not with a thousand."""
         for prefix in self._prefixes:
@@ -105,6 +108,31 @@ class Scope:
             if matches(url):
                 return False
         return not self._allow or any(matches(url) for matches in self._allow)
+
+    def why_not(self, url: str, *, page_host: str | None) -> str:
+        """Return in words why `admits` says no; '' when it says yes. Not for the way of every link: it takes its time.
+
+        Args:
+            page_host: None for a link that is found nowhere yet: then only the seeds count.
+        """
+        host = split_url(url)[0]
+        if self.kind == "prefix":
+            if not without_scheme(url).startswith(self._prefixes_of.get(without_scheme(host), ())):
+                return "scope prefix: it lies under no seed"
+        elif self.kind == "host":
+            own = without_scheme(host)
+            if own not in self._hosts and (page_host is None or own != without_scheme(page_host)):
+                return "scope host: its host is no seed's, and only links on pages of that host itself lead to it"
+        elif self.kind == "domain":
+            domain = _domain(host)
+            if domain not in self._domains and (page_host is None or domain != _domain(page_host)):
+                return f"scope domain: {domain} is no seed's domain, and only links on pages of it lead to it"
+        for pattern in self._patterns["deny"]:
+            if pattern.search(url):
+                return f"--deny {pattern.pattern!r} matches it"
+        if self._patterns["allow"] and not any(pattern.search(url) for pattern in self._patterns["allow"]):
+            return "no --allow pattern matches it"
+        return ""
 
     def _compare_hosts(self, link_host: str, page_host: str) -> bool:
         link, page = without_scheme(link_host), without_scheme(page_host)

@@ -63,6 +63,23 @@ class LeftOut(StrEnum):
     CALENDAR = "trap_calendar"
 
 
+_SETTINGS: Final = {
+    LeftOut.DEPTH: "depth",
+    LeftOut.URL_LENGTH: "url_max",
+    LeftOut.PATH_DEPTH: "path_depth_max",
+    LeftOut.REPETITION: "repeats_max",
+    LeftOut.QUERY: "query_params_max and query_growth_max",
+    LeftOut.CALENDAR: "calendar_ahead_max and calendar_back_max",
+}
+"""Who says so, by the names of the settings that a person would change."""
+
+
+def in_words(reason: LeftOut) -> str:
+    """Return a reason with what to change: `trap_repetition: the limit is the setting repeats_max`."""
+    names = _SETTINGS[reason]
+    return f"{reason}: the limit is the setting {names}" if " " not in names else f"{reason}: see {names}"
+
+
 class _Dated(NamedTuple):
     year: int
     month: int
@@ -142,8 +159,8 @@ class Traps:
 
 def is_repetitive(segments: Sequence[str], repeats_max: int) -> bool:
     """Return whether a run of path segments stands more than `repeats_max` times in a row, or one segment anywhere more
-    than twice as often. Numbers by themselves do not count: tiles of a map are called /0/0/0. Only the first 64 segments
-    are looked at."""
+    than twice as often. Numbers by themselves do not count: tiles of a map are called /0/0/0. Only the first 64
+    segments are looked at."""
     segments = segments[:_READ_MAX]
     if len(set(segments)) == len(segments):
         return False

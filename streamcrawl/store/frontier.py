@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -19,8 +20,9 @@ from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import SCHEMA, Settings
-from streamcrawl.store.connection import map_error
+from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
 test_store_cost.py), and no script should take over 5 ms."""
+RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
 FETCH_STREAM: Final = "stream:fetch"
@@ -364,14 +367,30 @@ class Frontier:
 
     async def reconcile(self) -> int:
         """Recompute the counts of every host from the structures; returns how many were wrong."""
-        mended = 0
-        async for hosts in self.host_chunks(200):
-            mended += (await self._run("reconcile", self.epoch, _PACK(hosts)))[1]
+        walk, mended = Walk(self.client, self.keys.fetch_stream), 0
+        await walk.walk()
+        async for hosts in self._every_host(RECONCILED_PER_CALL, sorted(walk.hosts)):
+            async for answer in walk.ask(partial(self._run, "reconcile", self.epoch), hosts):
+                mended += answer[1]
         return mended
 
-    async def audit_chunk(self, hosts: Sequence[str]) -> list[Any]:
-        """Return the raw answer of audit.lua for at most 500 hosts."""
-        return await self._run("audit", self.epoch, _PACK(list(hosts)))
+    async def _every_host(self, size: int, streamed: Sequence[str]) -> AsyncIterator[list[str]]:
+        """Yield the host keys of the shard, and then those that only an entry or a list of hosts may still have."""
+        async for hosts in self.host_chunks(size):
+            yield hosts
+        for start in range(0, len(streamed), size):
+            yield list(streamed[start : start + size])
+        for key in (self.keys.blocked, self.keys.given_up):
+            members: list[str] = []
+            with mapped_errors():
+                async for member, _ in self.client.zscan_iter(key, count=size):
+                    members.append(member.decode())
+            for start in range(0, len(members), size):
+                yield members[start : start + size]
+
+    def audit(self, walk: Walk, hosts: Sequence[str]) -> AsyncIterator[list[Any]]:
+        """Yield raw answers of audit.lua for at most 200 hosts: one, or several where hosts have very many entries."""
+        return walk.ask(partial(self._run, "audit", self.epoch), hosts)
 
     async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int]:
         """Become the writer of a sink: ("OK", writer epoch, offset), or ("BUSY", 0, 0) while another one lives."""

@@ -17,6 +17,9 @@ CRAWLS: Final = f"{ROOT}:crawls"
 """A set with the name of every crawl of the server: the one key that belongs to no crawl, and no script touches it."""
 
 
+_SHARD: Final = re.compile(rf"^{ROOT}:\{{[^:{{}}]+:(\d+)\}}:")
+
+
 class KeyKind(NamedTuple):
     """What a key is: its Redis type, and whether it stays until the crawl is deleted (else it carries a TTL)."""
 
@@ -35,6 +38,7 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^delayed$", "delayed", "zset", True),
         (r"^failing$", "failing", "zset", True),
         (r"^giving_up$", "giving_up", "zset", True),
+        (r"^given_up$", "given_up", "zset", True),
         (r"^blocked$", "blocked", "zset", True),
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
@@ -50,10 +54,27 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
 )
 
 
+def crawl_pattern(crawl: str) -> str:
+    """Return a glob for SCAN that matches the keys of all shards of a crawl, and of no other."""
+    return _escaped(f"{ROOT}:{{{crawl}:") + "*"
+
+
+def shard_in(key: str) -> int | None:
+    """Return the number of the shard that a key belongs to; None when its name has none."""
+    match = _SHARD.match(key)
+    return int(match[1]) if match else None
+
+
+def _escaped(prefix: str) -> str:
+    return re.sub(r"([\[\]\\?*^])", r"\\\1", prefix)
+
+
 class Keys:
     """The keys of one shard of one crawl."""
 
     def __init__(self, crawl: str, shard: int = 0) -> None:
+        self.crawl: Final = crawl
+        self.shard: Final = shard
         self.prefix: Final = f"{ROOT}:{{{crawl}:{shard}}}:"
         self.state: Final = self.prefix + "state"
         """KEYS[1] of every script; the script takes the prefix from it."""
@@ -62,6 +83,7 @@ class Keys:
         self.delayed: Final = self.prefix + "delayed"
         self.failing: Final = self.prefix + "failing"
         self.giving_up: Final = self.prefix + "giving_up"
+        self.given_up: Final = self.prefix + "given_up"
         self.blocked: Final = self.prefix + "blocked"
         self.dead: Final = self.prefix + "dead"
         self.workers: Final = self.prefix + "workers"
@@ -90,7 +112,7 @@ class Keys:
     @property
     def pattern(self) -> str:
         """Glob for SCAN that matches every key of this shard and of no other crawl."""
-        return re.sub(r"([\[\]\\?*^])", r"\\\1", self.prefix) + "*"
+        return _escaped(self.prefix) + "*"
 
     def describe(self, key: str) -> KeyKind | None:
         """Return what a key of this shard is; None when no such key should exist."""

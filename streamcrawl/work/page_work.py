@@ -166,7 +166,8 @@ class PageWork:
             return decode_task(host, level, stored)
         except CodecError as error:
             kind = Kind.ROBOTS if _ROBOTS_TASK.match(stored) else Kind.PAGE
-            unread = b'[0,0,"page","/unreadable",0]'
+            # Of the same line as the entry: replay and purge take a letter out of the line that it names.
+            unread = b'[0,0,"%b","/unreadable",0]' % kind.value.encode()
             detail = ("2", unread, "codec", str(error)[:1000], "")
             return Commit(entry.id, host, kind, Outcome.DEAD, detail=detail)
 

@@ -1,10 +1,11 @@
 """From what a person typed, or a file of millions of lines, into the frontier.
 
-A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow` and
-`--deny` say: those are about links, as traps are. Memory does not grow with the number of lines: `read_lines` reads in blocks and
-`SeedLoop` offers chunk by chunk, waiting while the frontier is full. Several commands may offer seeds to one crawl; the
-last of them closes it (feed.lua). If a loop dies, the crawl stays open, comes to rest as UNFED when nothing else is
-left to do, and the next start offers all seeds again (those that are known cost nothing but the asking).
+A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow`,
+`--deny` and the rules about traps say: those are about links. Memory does not grow with the number of lines:
+`read_lines` reads in blocks and `SeedLoop` offers chunk by chunk, waiting while the frontier is full. Several commands
+may offer seeds to one crawl; the last of them closes it (feed.lua). If a loop dies, the crawl stays open, comes to rest
+as UNFED when nothing else is left to do, and the next start offers all seeds again (those that are known cost nothing
+but the asking).
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class ChildProcess:
 
     @property
     def info(self) -> str:
-        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role, "busy": self.busy}
+        about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
+        about |= {"slots": self.slots, "busy": self.busy}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:

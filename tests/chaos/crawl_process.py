@@ -28,6 +28,7 @@ from streamcrawl.store.connection import connect, mapped_errors
 from streamcrawl.store.embedded import SERVER_VARIABLE, EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.store.shards import Shards
 from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class AuditWatch:
             with suppress(StoreUnavailable, ConfigError):
                 if self._crawl.is_running:
                     async with self._crawl.frontier() as frontier:
-                        report = await audit(frontier)
+                        report = await audit(Shards([frontier]))
                     self.samples += 1
                     self.faults += report.faults
 
@@ -302,7 +303,7 @@ async def assert_complete(crawl: CrawlProcess, site: SiteProcess, *, others: Ite
 async def assert_at_rest(crawl: CrawlProcess) -> None:
     """Assert that the accounts hold and nobody has anything in hand."""
     async with crawl.frontier() as frontier:
-        report = await audit(frontier)
+        report = await audit(Shards([frontier]))
         assert report.faults == []
         totals = report.totals
         assert [name for name, count in totals.items() if count and name.endswith((".queued", ".streamed"))] == []

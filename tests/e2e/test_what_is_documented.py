@@ -8,13 +8,16 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
-from streamcrawl.cli.crawl import command as crawl_command
+from streamcrawl.cli import cli
 from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.e2e.command import Command
 
 OPTIONS = """
@@ -23,6 +26,16 @@ OPTIONS = """
     --fresh --resume --json --quiet --config --shards --robots
 """
 README = (REPOSITORY / "README.md").read_text()
+
+
+def every_command(group: click.Group) -> Iterator[click.Command]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        yield found
+        if isinstance(found, click.Group):
+            yield from every_command(found)
 
 
 def test_help_has_every_option(command: Command) -> None:
@@ -34,20 +47,23 @@ def test_help_has_every_option(command: Command) -> None:
 
 
 def test_readme_names_no_option_that_is_not_there() -> None:
-    known = {name for option in crawl_command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    known = {"--help"}
+    for command in every_command(cli):
+        known |= {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
 
 
 def test_commands_of_the_readme_are_understood(command: Command) -> None:
     (command.folder / "urls.txt").write_text("https://example.org/\n")
+    context = click.Context(cli)
     lines = [line.partition("#")[0] for line in README.splitlines() if line.startswith("streamcrawl ")]
     assert len(lines) > 5
     for line in lines:
         # Parsed to the end, with the last word refused: nothing is fetched from the hosts that the README names.
-        result = command.run(*shlex.split(line)[1:], "--not-an-option")
-        assert (
-            result.err == f"streamcrawl: No such option '--not-an-option' (see streamcrawl {line.split()[1]} --help)\n"
-        )
+        words = shlex.split(line)[1:]
+        result = command.run(*words, "--not-an-option")
+        path = " ".join(words[: 2 if isinstance(cli.get_command(context, words[0]), click.Group) else 1])
+        assert result.err == f"streamcrawl: No such option '--not-an-option' (see streamcrawl {path} --help)\n"
 
 
 def test_readme_lists_the_exit_codes() -> None:

@@ -24,7 +24,7 @@ from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
-from streamcrawl.store.shards import open_crawl
+from streamcrawl.store.shards import Shards, open_crawl
 from streamcrawl.store.tuning import encode_given, tune
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.supervisor import SinkSpec, Supervisor
@@ -140,8 +140,8 @@ class CrawlRun:
         for frontier in self.crawl:
             await assert_accounts(frontier)
             await assert_known_keys(frontier)
-            report = await audit(frontier)
-            assert report.is_sound, "\n".join(report.faults)
+        report = await audit(self.crawl)
+        assert report.is_sound, "\n".join(report.faults)
 
 
 @asynccontextmanager

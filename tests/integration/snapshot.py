@@ -20,6 +20,8 @@ from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import make_settings
 from streamcrawl.store.frontier import Commit, Committed, Frontier, Links, open_shard
 from streamcrawl.store.keys import FETCH, GROUP
+from streamcrawl.store.recount import Walk
+from streamcrawl.store.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -314,6 +316,16 @@ class Lab:
         frontier, _ = await open_shard(client, make_settings(**values), sinks=sinks)
         await frontier.control(slots=slots)
         return cls(frontier)
+
+    @property
+    def crawl(self) -> Shards:
+        """The crawl of which this is the only shard."""
+        return Shards([self.frontier])
+
+    async def audit_chunk(self, hosts: Sequence[str]) -> list[Any]:
+        """Return the raw answer of audit.lua for a few hosts."""
+        [answer] = [one async for one in self.frontier.audit(Walk(self.client, self.keys.fetch_stream), hosts)]
+        return answer
 
     async def snapshot(self) -> State:
         return await snapshot(self.frontier)

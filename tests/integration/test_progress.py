@@ -14,13 +14,16 @@ from rich.console import Console
 from streamcrawl.ops import progress
 from streamcrawl.ops.progress import Progress
 from streamcrawl.rules.task import Outcome
-from tests.integration.snapshot import wait_until
+from streamcrawl.settings import make_settings
+from streamcrawl.store.shards import delete_crawl, open_crawl
+from tests.integration.snapshot import Lab, fast, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from redis.asyncio import Redis
+
     from tests.integration.conftest import OpenLab
-    from tests.integration.snapshot import Lab
 
 
 async def half_done_lab(open_lab: OpenLab) -> Lab:
@@ -36,7 +39,7 @@ async def half_done_lab(open_lab: OpenLab) -> Lab:
 
 def progress_of(lab: Lab, mode: str, screen: io.StringIO, write: Callable[[str], None]) -> Progress:
     console = Console(file=screen, width=40)
-    return Progress(lab.frontier, console, mode=mode, pages_max=None, workers=lambda: (2, 5), write=write)
+    return Progress(lab.crawl, console, mode=mode, pages_max=None, workers=lambda: (2, 5), write=write)
 
 
 @pytest.mark.parametrize("mode", ["lines", "json"])
@@ -107,6 +110,31 @@ async def test_hosts_at_their_cap_are_counted_too(open_lab: OpenLab, monkeypatch
 
     await progress_of(lab, "json", io.StringIO(), write).run(stop)
     assert json.loads(written[0])["hosts"] == 5
+
+
+async def test_shards_are_summed_up(store_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.05)
+    crawl, _ = await open_crawl(store_client, make_settings(**fast(crawl_name, shards=2)))
+    labs = [Lab(frontier) for frontier in crawl]
+    for lab, host in zip(labs, ("http://a.example", "http://b.example"), strict=True):
+        await lab.frontier.control(slots=10)
+        await lab.offer(*(f"{host}/{n}" for n in range(3)), "http://c.example/")
+        held = await lab.take()
+        await lab.end(held[0])
+    await labs[1].frontier.control(stopped="FRONTIER_FULL")
+    written, stop = list[str](), asyncio.Event()
+
+    def write(line: str) -> None:
+        written.append(line)
+        stop.set()
+
+    console = Console(file=io.StringIO())
+    shown = Progress(crawl, console, mode="json", pages_max=None, workers=lambda: (1, 1), write=write)
+    await shown.run(stop)
+    figures = json.loads(written[0])
+    assert (figures["done"], figures["queued"], figures["in_hand"], figures["slots"]) == (2, 4, 2, 20)
+    assert (figures["hosts"], figures["note"]) == (4, "stopped: FRONTIER_FULL")
+    await delete_crawl(store_client, crawl_name)
 
 
 async def test_nothing_is_shown_when_nothing_is_to_be_said(open_lab: OpenLab) -> None:

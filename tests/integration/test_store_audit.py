@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streamcrawl.errors import StoreUnavailable
 from streamcrawl.rules.task import Outcome
-from tests.integration.snapshot import FETCH_STREAM, Lab, assert_accounts, urls
+from streamcrawl.store import recount
+from streamcrawl.store.recount import Walk
+from tests.integration.snapshot import FETCH_STREAM, Held, Lab, assert_accounts, urls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,8 +37,8 @@ async def mixed(open_lab: OpenLab) -> AsyncIterator[Lab]:
 
 async def rows_of(lab: Lab, *hosts: str) -> dict[str, tuple[int, ...]]:
     """Return audit's row of each host: queued counted and found, in_flight counted and found, scheduled, should be."""
-    flat = (await lab.frontier.audit_chunk(hosts))[5]
-    return {flat[n].decode(): tuple(flat[n + 1 : n + 7]) for n in range(0, len(flat), 7)}
+    flat = (await lab.audit_chunk(hosts))[5]
+    return {flat[n].decode(): tuple(flat[n + 1 : n + 7]) for n in range(0, len(flat), 11)}
 
 
 async def test_audit_agrees_with_a_sound_crawl(mixed: Lab) -> None:
@@ -44,11 +47,11 @@ async def test_audit_agrees_with_a_sound_crawl(mixed: Lab) -> None:
         B: (0, 0, 1, 1, 0, 0),
         "http://none.test": (0, 0, 0, 0, 0, 0),
     }
-    answer: list[Any] = await mixed.frontier.audit_chunk([])
+    answer: list[Any] = await mixed.audit_chunk([])
     totals = dict(zip(answer[1][::2], map(int, answer[1][1::2]), strict=True))
     assert totals[b"page.created"] == 10
     assert answer[2:5] == [[b"stream:fetch", 3, 3, b"stream:fetch:out", 1, 0], 1, 1]
-    assert sorted(answer[6]) == [A.encode(), B.encode()]
+    assert sorted(answer[6]) == [A.encode(), B.encode()]  # none of them was asked for
     assert answer[7] == [b"page", 3]
 
 
@@ -68,7 +71,7 @@ async def test_a_removed_stream_entry_is_named(mixed: Lab) -> None:
     host = fields[b"host"].decode()
     counted, found = (await rows_of(mixed, host))[host][2:4]
     assert (counted, found) == ((2, 1) if host == A else (1, 0))
-    answer = await mixed.frontier.audit_chunk([])
+    answer = await mixed.audit_chunk([])
     assert answer[2][:3] == [b"stream:fetch", 2, 3]  # a pending row more than there are entries
     assert answer[7] == [b"page", 2]
     with pytest.raises(AssertionError, match=r"page.streamed: counted 3, found 2"):
@@ -129,3 +132,126 @@ async def test_a_verdict_out_of_date_does_not_hide_a_host_from_reconcile(open_la
     assert await lab.frontier.reconcile() == 0
     [robots] = await lab.take()
     assert robots.task.path == "/robots.txt"
+
+
+# -- a stream that no script can read at once
+
+
+@pytest.fixture
+async def crowded(open_lab: OpenLab) -> AsyncIterator[Lab]:
+    """A crawl with 1,300 entries in the stream: 300 of one host, and one of each of 1,000 others."""
+    lab = await open_lab(host_concurrency=300, slots=5000)
+    await lab.offer(*urls("a.test", 310), *(f"http://h{n}.test/" for n in range(1000)))
+    while await lab.take():
+        pass
+    assert await lab.client.xlen(lab.keys.fetch_stream) == 1300
+    yield lab
+    await lab.frontier.reconcile()
+
+
+async def found_by(lab: Lab, walk: Walk, *hosts: str) -> dict[str, tuple[int, int]]:
+    """Return in_flight as it is counted and as it was found."""
+    found: dict[str, tuple[int, int]] = {}
+    async for answer in lab.frontier.audit(walk, hosts):
+        flat = answer[5]
+        found |= {flat[n].decode(): (flat[n + 3], flat[n + 4]) for n in range(0, len(flat), 11)}
+    return found
+
+
+async def test_entries_of_a_long_stream_are_found_as_they_are_at_the_moment(crowded: Lab) -> None:
+    walk = Walk(crowded.client, crowded.keys.fetch_stream)
+    hosts = (A, "http://h0.test", "http://h999.test", B)
+    assert await found_by(crowded, walk, *hosts) == {A: (300, 300), hosts[1]: (1, 1), hosts[2]: (1, 1), B: (0, 0)}
+    assert walk.has_walked
+    assert len(walk.hosts) == 1001
+    # What the walk saw may have left since, and something else come.
+    mine = [held for held in await held_of(crowded) if held.host in (A, hosts[1])]
+    await crowded.end_all(mine[:60] + [one for one in mine if one.host == hosts[1]])
+    await crowded.offer(f"{B}/")
+    await crowded.frontier.dispatch(100)
+    left = 300 - len([one for one in mine[:60] if one.host == A])
+    assert await found_by(crowded, walk, *hosts) == {
+        A: (left + 10, left + 10), hosts[1]: (0, 0), hosts[2]: (1, 1), B: (1, 1),
+    }  # fmt: skip
+
+
+async def held_of(lab: Lab) -> list[Held]:
+    return [lab.held(*row) for row in await lab.client.xrange(lab.keys.fetch_stream)]
+
+
+async def test_ids_of_many_entries_are_brought_in_parts(crowded: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recount, "SEEN_PER_CALL", 100)
+    walk = Walk(crowded.client, crowded.keys.fetch_stream)
+    hosts = [A, *(f"http://h{n}.test" for n in range(250))]
+    answers = [answer[5] async for answer in crowded.frontier.audit(walk, hosts)]
+    # The first answer came before anything was known to be too much.
+    assert [len(flat) // 11 for flat in answers] == [1, 100, 100, 50]
+    assert [flat[n].decode() for flat in answers for n in range(0, len(flat), 11)] == hosts
+
+
+async def test_ids_are_forgotten_and_read_again_when_they_are_too_many(
+    crowded: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recount, "KEPT_MAX", 0)
+    walk = Walk(crowded.client, crowded.keys.fetch_stream)
+    await found_by(crowded, walk, A)
+    for left in (10, 0):
+        held = await held_of(crowded)
+        await crowded.end_all(held)
+        await crowded.offer(*(f"http://n{held[0].id}-{n}.test/" for n in range(1100)))
+        while await crowded.take():
+            pass
+        assert await found_by(crowded, walk, A) == {A: (left, left)}
+    assert A not in walk.hosts
+
+
+async def test_reconcile_is_right_with_a_long_stream(crowded: Lab) -> None:
+    assert await crowded.frontier.reconcile() == 0
+    await crowded.client.hset(crowded.keys.host(A), "in_flight", 3)
+    await crowded.client.delete(crowded.keys.host("http://h7.test"))
+    assert await crowded.frontier.reconcile() == 2
+    assert (await crowded.host(A))["in_flight"] == 300
+    assert (await crowded.host("http://h7.test"))["in_flight"] == 1
+
+
+async def test_stream_that_runs_away_is_said_to(crowded: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recount, "TRIES_MAX", 1)
+    with pytest.raises(StoreUnavailable, match="faster than they can be read"):
+        await found_by(crowded, Walk(crowded.client, crowded.keys.fetch_stream), A)
+
+
+# -- lists of hosts
+
+
+async def test_lists_of_blocked_and_given_up_hosts_are_rebuilt(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/1", f"{A}/2", f"{B}/1")
+    await lab.frontier.set_host(B, blocked=1)
+    [held] = await lab.take()
+    await lab.end(held, Outcome.UNANSWERED)
+    assert (await lab.frontier.give_up(after_ms=0, idle_ms=0))[1] == 1
+    before = await lab.snapshot()
+    assert list(before["blocked"]) == [B]
+    assert list(before["given_up"]) == [A]
+    await lab.client.delete(lab.keys.blocked)
+    await lab.client.zadd(lab.keys.blocked, {A: 1, "http://none.test": 1})
+    await lab.client.rename(lab.keys.given_up, lab.keys.prefix + "x")
+    await lab.client.delete(lab.keys.prefix + "x")
+    assert await lab.frontier.reconcile() == 3
+    after = await lab.snapshot()
+    assert (list(after["blocked"]), list(after["given_up"])) == ([B], [A])
+    assert await lab.frontier.reconcile() == 0
+    await lab.frontier.set_host(B, blocked="")
+    await lab.frontier.set_host(A, chance=1)
+    after = await lab.snapshot()
+    assert "blocked" not in after
+    assert "given_up" not in after
+
+
+async def test_host_over_its_page_budget_is_not_among_those_given_up(open_lab: OpenLab) -> None:
+    lab = await open_lab(pages_per_host_max=1)
+    await lab.offer(f"{A}/1", f"{A}/2")
+    await lab.end_all(await lab.take())
+    assert (await lab.host(A))["given_up"] == "host_budget"
+    assert "given_up" not in await lab.snapshot()
+    await lab.frontier.give_up(after_ms=0, idle_ms=0)

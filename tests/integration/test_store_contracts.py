@@ -474,6 +474,8 @@ async def beat_ok(open_lab: OpenLab) -> None:
     assert answer == ([[FENCE], []], 6)
     workers = changed.pop("workers")
     assert [row[1].split(" ", 1)[1] for row in workers.values()] == ['4 {"pid":1}', "2 {}"]
+    sample = changed["state"].pop("samples")[1]
+    assert [int(one) for one in sample.split(" ")] == [near(await lab.now()), near(await lab.now()), 0, 1]
     assert changed == {"state": {"slots": (1000, 6)}}
     beats = [Beat("w1", FETCH_STREAM, -1, "{}", []), Beat("w2", FETCH_STREAM, 2, "{}", [])]
     answer, changed = await lab.changes(lab.frontier.beat(beats, lease_ms=30_000))
@@ -529,6 +531,7 @@ async def give_up_ok(open_lab: OpenLab) -> None:
     del changed["dead"]
     assert changed == {
         "failing": {A: (now, None)},
+        "given_up": {A: (None, now)},
         "giving_up": {A: (None, now)},
         f"host:{A}": {"given_up": (None, "host_unreachable"), "queued": (2, 1)},
         "schedule": {A: (now, None)},
@@ -556,25 +559,51 @@ async def reconcile_ok(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.reconcile()) == (0, {})
 
 
+@case("reconcile", "BEHIND")
+async def reconcile_behind(open_lab: OpenLab) -> None:
+    await refused_to_who_is_behind(await open_lab(), "reconcile")
+
+
+@case("audit", "BEHIND")
+async def audit_behind(open_lab: OpenLab) -> None:
+    await refused_to_who_is_behind(await open_lab(), "audit")
+
+
+async def refused_to_who_is_behind(lab: Lab, script: str) -> None:
+    await lab.offer(*(f"http://h{n}.test/" for n in range(1001)))
+    while await lab.take():
+        pass
+    entries = [entry_id for entry_id, _ in await lab.client.xrange(lab.keys.fetch_stream)]
+    assert len(entries) == 1001
+    host = "http://h0.test"
+    await lab.client.hset(lab.keys.host(host), "in_flight", 7)
+    ask = partial(Scripts(lab.client, lab.keys.state).run, script, lab.frontier.epoch, msgspec.msgpack.encode([host]))
+    assert await lab.changes(ask("0-0", msgspec.msgpack.encode([[]]))) == ([b"BEHIND"], {})
+    # Who has read the first one is not.
+    [first] = [one[0] for one in await lab.client.xrange(lab.keys.fetch_stream, count=1)]
+    assert (await ask(first, msgspec.msgpack.encode([[first.decode()]])))[0] == b"OK"
+    await lab.frontier.reconcile()
+
+
 @case("audit", "OK")
 async def audit_ok(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
     await lab.offer(*urls("a.test", 3), *urls("b.test", 1))
     held = await lab.take()
     await lab.end(held[0], items=("out", "{}"))
-    answer, changed = await lab.changes(lab.frontier.audit_chunk([A, B]))
+    answer, changed = await lab.changes(lab.audit_chunk([A, B]))
     totals = {b"page.created": b"4", b"page.queued": b"2", b"page.streamed": b"1", b"page.done": b"1"}
     assert totals.items() <= dict(zip(answer[1][::2], answer[1][1::2], strict=True)).items()
     done = held[0].host.encode()
     left = held[1].host.encode()
     assert answer[2:5] == [[b"stream:fetch", 1, 1, b"stream:fetch:out", 1, 0], 0, 0]
-    rows = {answer[5][n]: answer[5][n + 1 : n + 7] for n in range(0, len(answer[5]), 7)}
+    rows = {answer[5][n]: answer[5][n + 1 : n + 11] for n in range(0, len(answer[5]), 11)}
     queued = {done: 2, left: 0} if done == A.encode() else {done: 0, left: 2}
     assert rows == {
-        done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2,
-        left: [queued[left]] * 2 + [1, 1, 0, 0],
+        done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2 + [0] * 4,
+        left: [queued[left]] * 2 + [1, 1, 0, 0] + [0] * 4,
     }
-    assert answer[6:] == [[left], [b"page", 1]]
+    assert answer[6:] == [[], [b"page", 1]]
     assert changed == {}
 
 
@@ -582,8 +611,13 @@ async def audit_ok(open_lab: OpenLab) -> None:
 async def control_ok(open_lab: OpenLab) -> None:
     lab = await open_lab(pages_max=5)
     act = partial(lab.frontier.control, paused=1, pages_max="")
-    assert (await lab.changes(act()))[1] == {"state": {"paused": (None, 1), "pages_max": (5, None)}}
+    since = (None, near(await lab.now()))
+    assert (await lab.changes(act()))[1] == {
+        "state": {"paused": (None, 1), "paused_at": since, "pages_max": (5, None)},
+    }
     assert (await lab.changes(act()))[1] == {}
+    back = await lab.changes(lab.frontier.control(paused=""))
+    assert sorted(back[1]["state"]) == ["paused", "paused_at"]
 
 
 @case("tune", "OK")
@@ -1074,7 +1108,7 @@ def test_every_word_of_every_header_has_a_case() -> None:
 
 
 ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
-    "audit": (msgspec.msgpack.encode([A]),),
+    "audit": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
     "commit": ("w1", 5, b"\xc1"),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
@@ -1092,7 +1126,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "put_back": (FETCH_STREAM, "w1", "1", 5),
     "purge": (A, "2", 5, msgspec.msgpack.encode("all")),
     "reclaim": (FETCH_STREAM, 1000, 5),
-    "reconcile": (msgspec.msgpack.encode([A]),),
+    "reconcile": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "replay": (msgspec.msgpack.encode([FENCE, A, "2", '[0,0,"page","/",0]']),),
     "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
     "sink_open": ("out", "s9", 1000, 5),

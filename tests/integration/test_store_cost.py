@@ -7,10 +7,12 @@ median is checked: other processes share the machine's cores, and a stall of the
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from streamcrawl.ops.letters import LETTERS_PER_CALL
+from streamcrawl.ops.queues import TASKS_PER_CALL
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import Beat
 from streamcrawl.store.scripts import digest, script_names, source
@@ -124,16 +126,53 @@ async def test_give_up_buries_500(slowlog: Lab) -> None:
     await report(slowlog, "give_up", "500 buried")
 
 
-async def test_audit_of_500_hosts_and_reconcile_of_200(slowlog: Lab) -> None:
+async def dead_letters(lab: Lab, round_number: int) -> list[Any]:
+    """Make as many letters as operators' commands handle in one call, of as many hosts."""
+    await lab.offer(*one_each(round_number, LETTERS_PER_CALL))
+    await lab.commit(*[lab.commit_of(held, Outcome.DEAD) for held in await lab.take()])
+    rows: list[Any] = await lab.client.xrange(lab.keys.dead)
+    assert len(rows) == LETTERS_PER_CALL
+    return rows
+
+
+async def test_replay_of_a_window_of_letters(slowlog: Lab) -> None:
+    for n in range(ROUNDS):
+        sent = [
+            (letter_id.decode(), fields[b"host"].decode(), fields[b"level"].decode(), fields[b"task"])
+            for letter_id, fields in await dead_letters(slowlog, n)
+        ]
+        assert await slowlog.frontier.replay(sent) == ["QUEUED"] * LETTERS_PER_CALL
+        await slowlog.end_all(await slowlog.take())
+    await report(slowlog, "replay", f"{LETTERS_PER_CALL} letters of as many hosts")
+
+
+async def test_forget_of_a_window_of_letters(slowlog: Lab) -> None:
+    for n in range(ROUNDS):
+        ids = [letter_id.decode() for letter_id, _ in await dead_letters(slowlog, n)]
+        assert await slowlog.frontier.forget(ids) == LETTERS_PER_CALL
+    await report(slowlog, "forget", f"{LETTERS_PER_CALL} letters")
+
+
+async def test_purge_of_a_window_of_tasks(slowlog: Lab) -> None:
+    await slowlog.offer(*(f"http://one.test/{n}/{TAIL}" for n in range(2 * ROUNDS * TASKS_PER_CALL)))
+    queue = slowlog.keys.queue("http://one.test", "2")
+    for _ in range(ROUNDS):
+        every_second = (await slowlog.client.lrange(queue, 0, TASKS_PER_CALL - 1))[::2]
+        purged = await slowlog.frontier.purge("http://one.test", "2", TASKS_PER_CALL, every_second)
+        assert purged == (TASKS_PER_CALL // 2, TASKS_PER_CALL // 2)
+    await report(slowlog, "purge", f"every second of {TASKS_PER_CALL} tasks")
+
+
+async def test_audit_of_200_hosts_and_reconcile_of_100(slowlog: Lab) -> None:
     await slowlog.offer(*one_each(0, 500), *one_each(1, 500))
     await slowlog.take()
     for _ in range(ROUNDS):
-        await slowlog.frontier.audit_chunk([f"http://h{n}.test" for n in range(500)])
+        await slowlog.audit_chunk([f"http://h{n}.test" for n in range(200)])
         assert await slowlog.frontier.reconcile() == 0
-    await report(slowlog, "reconcile", "200 hosts")
+    await report(slowlog, "reconcile", "100 hosts")
     for _ in range(ROUNDS):
-        await slowlog.frontier.audit_chunk([f"http://h{n}.test" for n in range(500)])
-    await report(slowlog, "audit", "500 hosts")
+        await slowlog.audit_chunk([f"http://h{n}.test" for n in range(200)])
+    await report(slowlog, "audit", "200 hosts")
 
 
 async def test_a_seen_bucket_splits(slowlog: Lab) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import WINDOW_S, Meter, Sample, clock
-from streamcrawl.ops.status import DeadLetter, SinkStatus, Status, reasons
+from streamcrawl.ops.status import DeadLetter, HostStatus, SinkStatus, Status, reasons
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 
 RESUME = "streamcrawl crawl --resume --name c"
@@ -33,6 +33,8 @@ LETTER = DeadLetter("http://a/1", "timeout", "no answer in 30 s", "", 0)
         ("ENDED", {}, ExitCode.DONE),
         ("ENDED", {"dead_letters": 1}, ExitCode.WITH_DEAD_LETTERS),
         ("ENDED", {"given_up": ["http://a"]}, ExitCode.WITH_DEAD_LETTERS),
+        ("ENDED", {"hosts_blocked": 1}, ExitCode.DONE),
+        ("ENDED", {"hosts_blocked": 1, "totals": {"page.queued": 3}}, ExitCode.WITH_DEAD_LETTERS),
         ("LIMIT", {"dead_letters": 1}, ExitCode.STOPPED),
         ("STOPPED", {}, ExitCode.STOPPED),
         ("PAUSED", {}, ExitCode.STOPPED),
@@ -66,6 +68,21 @@ def test_summary_names_what_failed() -> None:
     assert "  hosts given up, none of their pages could be had: http://a, http://b" in lines
     assert lines.count("    http://a/1: timeout (no answer in 30 s)") == 5
     assert "    and 2 more" in lines
+
+
+def test_summary_names_what_blocked_hosts_keep() -> None:
+    blocked = [HostStatus("http://a", 2000), HostStatus("http://b", 1)]
+    lines = summary_lines(
+        run("ENDED"), status(totals={"page.done": 9, "page.queued": 2010}, hosts_blocked=3, blocked=blocked)
+    )
+    assert "  2,010 still to fetch" in lines
+    assert "  hosts blocked: http://a keeps 2,000 pages, http://b keeps 1 page and 1 more" in lines
+    assert lines[-1] == f"  to fetch what a blocked host keeps: streamcrawl host unblock c HOST, then {RESUME}"
+
+
+def test_summary_says_how_many_hosts_more_were_given_up() -> None:
+    lines = summary_lines(run("ENDED"), status(hosts_given_up=1002, given_up=["http://a", "http://b"]))
+    assert "  hosts given up, none of their pages could be had: http://a, http://b and 1,000 more" in lines
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ def test_entry_that_cannot_be_read_becomes_a_dead_letter(work: PageWork, stored:
     commit = work.decode(entry_of(stored))
     assert isinstance(commit, Commit)
     assert (commit.entry_id, commit.host, commit.kind, commit.outcome) == ("5-1", HOST, kind, Outcome.DEAD)
+    assert decode_task(HOST, "2", commit.detail[1]).kind is kind  # purge takes it out of the line that it names
     assert commit.detail[2] == "codec"
     assert commit.detail[3]
     assert not commit.is_fetched

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, RobotsRules, verdict_for_status
+from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, RobotsRules, deciding_line, verdict_for_status
+from streamcrawl.rules.urls import canonical_url
 
 AGENT = "streamcrawl/0.1 (+https://example.org/bot)"
 SITE = "https://example.org"
@@ -154,3 +155,75 @@ def test_no_file_and_no_agent_raise(body: bytes | str, agent: str) -> None:
 )  # fmt: skip
 def test_status_decides_what_the_answer_means(status: int, verdict: str) -> None:
     assert verdict_for_status(status) == verdict
+
+
+@pytest.mark.parametrize(
+    ("path", "number", "text"),
+    [
+        ("/", None, ""),
+        ("/private/a", 3, "Disallow: /private/"),
+        ("/private/press/a", 4, "Allow: /private/press/"),
+        ("/private/a.pdf", 3, "Disallow: /private/"),
+        ("/a.pdf", 5, "Disallow: /*.pdf$"),
+        ("/a.pdf?x", None, ""),
+        ("/robots.txt", None, ""),
+    ],
+)
+def test_deciding_line_is_named(path: str, number: int | None, text: str) -> None:
+    line = deciding_line(FILE, AGENT, SITE + path)
+    assert line == (None if number is None else (number, text))
+
+
+def test_deciding_line_is_of_the_group_that_holds() -> None:
+    body = FILE + b"\nUser-agent: StreamCrawl\n# ours\nDisallow: /own/ # not for robots\n"
+    assert deciding_line(body, AGENT, SITE + "/private/") is None
+    assert deciding_line(body, AGENT, SITE + "/own/") == (18, "Disallow: /own/ # not for robots")
+    assert deciding_line(body, "otherbot", SITE + "/x") == (9, "Disallow: /")
+
+
+def test_deciding_line_of_a_broken_file() -> None:
+    assert deciding_line(b"", AGENT, SITE + "/") is None
+    assert deciding_line(b"Disallow: /\n", AGENT, SITE + "/") is None  # of no group
+    assert deciding_line(b"\xef\xbb\xbfuser agent *\r\rdisalow /a\xff", AGENT, SITE + "/a%EF%BF%BD") == (
+        3,
+        "disalow /a\ufffd",
+    )
+
+
+_PATHS = st.text(alphabet="ab/*$.?=%#é", max_size=6).map(lambda text: f"/{text}")
+_LINES = st.one_of(
+    st.builds(
+        "{}{}{}".format,
+        st.sampled_from(
+            (
+                *("Allow", "Disallow", "disalow", "allow", "User-agent", "useragent", "user agent"),
+                *("Sitemap", "Host", "Crawl-delay", "Nonsense"),
+            )
+        ),
+        st.sampled_from([": ", ":", " ", "", " : "]),
+        st.one_of(
+            _PATHS,
+            st.sampled_from(["*", "streamcrawl", "stream*", "other", "", "/index.html", "/a/index.html", f"{SITE}/a"]),
+        ),
+    ),
+    st.sampled_from(["", "# nothing", "<html>"]),
+)  # fmt: skip
+
+
+@given(st.lists(_LINES, max_size=14), _PATHS)
+@settings(deadline=None, max_examples=400)
+def test_deciding_line_agrees_with_what_is_allowed(lines: list[str], path: str) -> None:
+    url = canonical_url(SITE + path)
+    assert url is not None
+    body = "\n".join(["User-agent: *", *lines])
+    found = deciding_line(body, AGENT, url)
+    is_allowed = RobotsRules.parse(body, AGENT).allows(url)
+    if found is None:
+        assert is_allowed
+        return
+    assert found.text == body.splitlines()[found.number - 1].strip()
+    assert found.text.lower().startswith("allow") is is_allowed
+    # Without that line something else decides, if anything: it is of the file's own group and matches.
+    others = body.splitlines()
+    others[found.number - 1] = "Disallow:"
+    assert deciding_line("\n".join(others), AGENT, url) != found

@@ -31,6 +31,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "allow": (("a",), ("b", "c"), ("d",)),
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
+    "drop_params": (("a",), ("utm_*", "ref"), ("tracking",)),
+    "sort_query": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),

@@ -1,6 +1,6 @@
 -- fragment _hosts.lua: the state of hosts, loaded once per call, changed in memory, written by `settle`.
 --
--- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`.
+-- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`.
 -- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
 -- its cap and its page budget, it is neither given up nor blocked by an operator, and its robots.txt is known (or the
 -- robots task itself is queued).
@@ -43,6 +43,9 @@ local function gate(h)
   return 'ask'
 end
 
+-- Given up, and pages lost by it: not for its page budget, by which all is fetched that was wanted.
+local function is_lost(h) return h.given_up ~= '' and h.given_up ~= 'host_budget' end
+
 -- Tail pushes are collected and written in one call per queue; head pushes are written at once.
 local tails = {}
 local function push_tail(key, h, level, task)
@@ -77,6 +80,10 @@ local function settle()
   for key in pairs(touched) do
     local h, was = hosts[key], stored[key]
     if PAGES_MOST and h.pages >= PAGES_MOST and h.queued > 0 and h.given_up == '' then h.given_up = 'host_budget' end
+    if h.given_up ~= (was.given_up or '') then
+      -- For the eyes of people: hosts that were given up are named and counted without a look at every host.
+      if is_lost(h) then call('ZADD', P .. 'given_up', 'NX', wall, key) else call('ZREM', P .. 'given_up', key) end
+    end
     local set, del = {}, {}
     for field, value in pairs(h) do
       if value ~= was[field] then

@@ -66,6 +66,6 @@ local function stop_when_full()
   local queued = (tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0) + (counts['page.queued'] or 0)
   if queued > tonumber(S.frontier_max) then
     S.stopped = 'FRONTIER_FULL'
-    call('HSET', KEYS[1], 'stopped', S.stopped)
+    call('HSET', KEYS[1], 'stopped', S.stopped, 'stopped_at', wall)
   end
 end

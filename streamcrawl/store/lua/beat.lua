@@ -8,7 +8,7 @@
 --
 -- Returns {'OK', {{lost id, …}, …}, slots}  per worker the entries that are no longer its own; live fetch slots
 --         {'GONE'}
--- Derives the streams, `workers`. Cost O(entries + workers). Repeat: harmless.
+-- Derives the streams, `workers`, `totals`. Cost O(entries + workers). Repeat: harmless.
 --
 -- XCLAIM without FORCE renews only what is pending, and an entry is never handed to another in place, so a late beat
 -- cannot steal anything back. JUSTID, because a plain XCLAIM would send every payload back.
@@ -41,4 +41,15 @@ for i = 1, #rows, 2 do
   else call('HDEL', P .. 'workers', rows[i]) end
 end
 call('HSET', KEYS[1], 'slots', total)
+-- What was counted at times 10 s apart, newest first, for the rates of `status`: crawl time, wall, done, created.
+local samples = call('HGET', KEYS[1], 'samples') or ''
+local last = tonumber(string.match(samples, '^%d+'))
+if not last or now - last >= 10000 then
+  local t = call('HMGET', P .. 'totals', 'page.done', 'page.created')
+  local kept = {now .. ' ' .. wall .. ' ' .. (t[1] or 0) .. ' ' .. (t[2] or 0)}
+  for sample in string.gmatch(samples, '[^|]+') do
+    if #kept < 7 then kept[#kept + 1] = sample end
+  end
+  call('HSET', KEYS[1], 'samples', table.concat(kept, '|'))
+end
 return {'OK', answers, total}

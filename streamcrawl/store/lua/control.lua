@@ -7,9 +7,16 @@
 --
 -- Returns {'OK'} · {'GONE'}
 -- Derives no other key. Repeat: harmless.
+--
+-- Since when it is paused or stopped stands beside it, in `paused_at` and `stopped_at`: ms of the wall clock.
 -- include _state
 local values = cmsgpack.unpack(ARGV[2])
 for i = 1, #values, 2 do
-  if values[i + 1] == '' then call('HDEL', KEYS[1], values[i]) else call('HSET', KEYS[1], values[i], values[i + 1]) end
+  local field, value = values[i], values[i + 1]
+  if value == '' then call('HDEL', KEYS[1], field) else call('HSET', KEYS[1], field, value) end
+  if field == 'paused' or field == 'stopped' then
+    if value == '' then call('HDEL', KEYS[1], field .. '_at')
+    elseif S[field] ~= value then call('HSET', KEYS[1], field .. '_at', wall) end
+  end
 end
 return {'OK'}

@@ -9,7 +9,7 @@
 --                          'unjudged'  not begun for want of a robots verdict: the host asks for it again
 --                          'broken'    its fetch was broken off: the host's delay counts from here
 --
--- Returns {'OK', back} · {'GONE'}
+-- Returns {'OK', back} · {'GONE'}; a row whose entry is no longer there is ended, and not counted
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
 -- include _state
 -- include _hosts
@@ -18,7 +18,9 @@ local stream, back = P .. ARGV[2], 0
 local ids = cmsgpack.unpack(ARGV[3])
 for i = #ids, 1, -1 do   -- last first: each goes to the head of its queue, so the order stays
   local entry = call('XRANGE', stream, ids[i], ids[i])[1]
-  if entry and take_back(stream, ids[i], entry[2], false, false, '', ARGV[4] == 'broken') then
+  if not entry then
+    call('XACK', stream, 'workers', ids[i])   -- deleted by hand: its row would stay in its worker's hands for ever
+  elseif take_back(stream, ids[i], entry[2], false, false, '', ARGV[4] == 'broken') then
     back = back + 1
     if ARGV[4] == 'unjudged' and stream == STREAM then
       local h = host(entry[2][2])

@@ -1,26 +1,36 @@
 #!lua flags=allow-oom
 -- reconcile.lua: recompute what hosts count from the structures themselves, at start and after a failover.
 --
--- KEYS[1] state  hash     the crawl's state
--- ARGV[1] epoch  str      the epoch the caller joined with
--- ARGV[2] hosts  msgpack  host keys, at most 200
+-- KEYS[1] state   hash     the shard's state
+-- ARGV[1] epoch   str      the epoch the caller joined with
+-- ARGV[2] hosts   msgpack  host keys, at most 100
+-- ARGV[3] walked  str      entry id up to which the caller has walked `stream:fetch`; '0-0' when it has not
+-- ARGV[4] seen    msgpack  for each of the hosts the ids that it saw up to there: 2,000 in all, or one host
 --
--- Returns {'OK', mended}  hosts whose queued or in_flight was wrong, or that were wrongly in or out of the schedule
+-- Returns {'OK', mended}  hosts whose queued or in_flight was wrong, or that were wrongly in or out of the schedule or
+--                         of the lists of blocked and of given-up hosts
+--         {'BEHIND'}      more than 1,000 entries came after `walked`: walk on, and ask again; nothing was written
 --         {'GONE'}
--- Derives `host:<host>`, `queue:<host>:<level>`, `schedule`, `stream:fetch`. Repeat: harmless, mended is 0.
+-- Derives `host:<host>`, `queue:<host>:<level>`, `schedule`, `blocked`, `given_up`, `giving_up`, `stream:fetch`.
+-- Repeat: harmless, mended is 0.
 --
 -- A host given up for its page budget gets its chance again when the budget was raised.
 -- include _state
 -- include _hosts
-local in_stream = {}
-for _, entry in ipairs(call('XRANGE', STREAM, '-', '+', 'COUNT', 20000)) do
-  local key = entry[2][2]
-  in_stream[key] = (in_stream[key] or 0) + 1
+-- include _recount
+local keys = cmsgpack.unpack(ARGV[2])
+local in_stream = entries_of(keys, ARGV[3], cmsgpack.unpack(ARGV[4]))
+if not in_stream then return {'BEHIND'} end
+
+-- Is the host wrongly in or out of a list? Mended at once.
+local function is_misplaced(name, key, should)
+  if (call('ZSCORE', P .. name, key) ~= false) == should then return false end
+  if should then call('ZADD', P .. name, wall, key) else call('ZREM', P .. name, key) end
+  return true
 end
 local mended = 0
-for _, key in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local h = host(key)
-  local queued = 0
+for i = 1, #keys do
+  local key, h, queued = keys[i], host(keys[i]), 0
   for level = 0, 3 do queued = queued + call('LLEN', queue_key(key, level)) end
   local flying = in_stream[key] or 0
   local is_wrong = h.queued ~= queued or h.in_flight ~= flying
@@ -31,6 +41,8 @@ for _, key in ipairs(cmsgpack.unpack(ARGV[2])) do
   elseif not is_wrong then
     is_wrong = is_ready(key, h) ~= (call('ZSCORE', P .. 'schedule', key) ~= false)
   end
+  is_wrong = is_misplaced('blocked', key, h.blocked ~= '') or is_wrong
+  is_wrong = is_misplaced('given_up', key, is_lost(h)) or is_wrong
   if is_wrong then mended = mended + 1 end
 end
 settle()

@@ -1,0 +1,313 @@
+"""Why is this URL fetched, or not? Everything a crawl knows of one URL, in words. Reads only.
+
+Each place where its task may be is searched to a bound, and a bound that was reached is said. A task that moves while
+it is looked for is looked for again. Start at `explain`.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from streamcrawl.errors import CodecError, ConfigError
+from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, host_page
+from streamcrawl.ops.letters import Where, newest_of
+from streamcrawl.ops.words import moment, span
+from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
+from streamcrawl.rules.scope import Scope
+from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
+from streamcrawl.rules.traps import Traps, in_words
+from streamcrawl.rules.urls import Canonicalizer, canonical_url, fingerprint, fingerprint_hex, split_url
+from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.seen import is_seen
+from streamcrawl.store.tuning import read_tuned, settings_of
+
+if TYPE_CHECKING:
+    from streamcrawl.settings import Settings
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
+
+QUEUED_MAX: Final = 200_000
+"""Tasks of its host's queue that are searched: some 40 MB, a second."""
+DELAYED_MAX: Final = 200_000
+DEAD_MAX: Final = 20_000
+"""Newest dead letters that are searched."""
+_PER_CALL: Final = 1000
+_LOOKS_MAX: Final = 3
+_GLOB: Final = re.compile(r"([\[\]\\?*^])")
+
+
+@dataclass(slots=True)
+class Found:
+    """Where the task of a URL is."""
+
+    place: str
+    """queued, waiting (in the stream), in hand, delayed, dead, or '' for nowhere."""
+    words: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    searched: list[str] = field(default_factory=list)
+    """Where the search ended at its bound."""
+
+
+@dataclass(slots=True)
+class Explanation:
+    """What is known of one URL."""
+
+    typed: str
+    url: str
+    shard: int
+    shards: int
+    is_seen: bool
+    out_of_scope: str
+    """Why a link to it would not be followed; '' when it would."""
+    left_out: str
+    """The same of a trap; its depth and the page that links to it are not known here."""
+    found: Found
+    host: HostPage
+    robots: str
+    """What robots.txt says of it, in words."""
+    is_allowed: bool | None
+    """None when that is not known yet."""
+    robots_line: tuple[int, str] | None
+
+    def verdict(self) -> str:
+        """Return the answer in one line."""
+        if self.found.place:
+            return self.found.words
+        if self.is_seen:
+            if self.found.searched:
+                return f"seen, and not found in {', '.join(self.found.searched)}; it may be there, done or dropped"
+            why = " (as robots.txt asks, perhaps)" if self.is_allowed is False else ""
+            return f"seen, and nowhere any more: done (then the output has its record) or dropped{why}"
+        if self.out_of_scope:
+            return "never seen, and out of scope: a link to it is not followed"
+        if self.left_out:
+            return "never seen, and taken for a trap: a link to it is not followed"
+        return "never seen: no page that was fetched links to it within the depth, and no seed is it"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "typed": self.typed,
+            "url": self.url,
+            "fingerprint": fingerprint_hex(fingerprint(self.url)),
+            "shard": self.shard,
+            "seen": self.is_seen,
+            "in_scope": not self.out_of_scope,
+            "out_of_scope": self.out_of_scope,
+            "left_out": self.left_out,
+            "place": self.found.place,
+            "verdict": self.verdict(),
+            **self.found.facts,
+            "searched_to_a_bound": self.found.searched,
+            "robots": self.robots,
+            "robots_allows": self.is_allowed,
+            "robots_line": None if self.robots_line is None else self.robots_line[0],
+            "robots_text": None if self.robots_line is None else self.robots_line[1],
+            "host": self.host.as_json(),
+        }
+
+
+async def explain(crawl: Shards, name: str, text: str) -> Explanation:
+    """Return what the crawl `name` knows of a URL as it was typed.
+
+    Raises:
+        ConfigError: it is no http(s) URL.
+    """
+    url = canonical_url(text)
+    if url is None:
+        raise ConfigError(f"{text!r} is not an http(s) URL")
+    settings = settings_of(crawl, name, (await read_tuned(crawl)).given)
+    url = Canonicalizer.from_settings(settings)(url)
+    host, _ = split_url(url)
+    frontier = crawl.of(host)
+    page = await host_page(crawl, host)
+    scope = await _scope(crawl, settings)
+    # Links on pages of its own host lead to it, once there are such pages.
+    out_of_scope = scope.why_not(url, page_host=host if page.is_known else None) if scope is not None else ""
+    trap = Traps(settings, datetime.now(UTC).year).reason(url, depth=0, referrer=f"{host}/")
+    seen, found = await is_seen(frontier, url), await _find(frontier, url, page)
+    for _ in range(_LOOKS_MAX - 1):
+        if found.place or found.searched or not seen:
+            break
+        # A task on its way from one place to the next was in neither when each was looked at.
+        found = await _find(frontier, url, page)
+    robots, is_allowed, line = _robots(url, page, settings)
+    return Explanation(
+        text,
+        url,
+        crawl.index_of(host),
+        len(crawl),
+        seen,
+        out_of_scope,
+        "" if trap is None else in_words(trap),
+        found,
+        page,
+        robots,
+        is_allowed,
+        line,
+    )
+
+
+async def _scope(crawl: Shards, settings: Settings) -> Scope | None:
+    """Return the scope as the command stored it; None for a crawl that a program began."""
+    with mapped_errors():
+        stored: Any = await crawl.client.hget(crawl.first.keys.state, "crawl")
+    try:
+        return Scope.from_state(settings, msgspec.json.decode(stored or b"{}")["scope"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return None
+
+
+# -- where it is
+
+
+async def _find(frontier: Frontier, url: str, page: HostPage) -> Found:
+    path = split_url(url)[1]
+    searched: list[str] = []
+    found = (
+        _in_stream(page, path)
+        or await _delayed(frontier, page, path, searched)
+        or await _queued(frontier, page, path, searched)
+        or await _dead(frontier, page, url, searched)
+        or Found("")
+    )
+    found.searched = searched if not found.place else []
+    return found
+
+
+def _in_stream(page: HostPage, path: str) -> Found | None:
+    for entry in page.in_flight:
+        if _is_of(page.key, entry.level, entry.stored, path):
+            facts = {"entry": entry.entry_id, "worker": entry.consumer, "idle_ms": entry.idle_ms}
+            if not entry.consumer:
+                return Found("waiting", f"in the work stream ({entry.entry_id}), not read by a worker yet", facts)
+            held = f"in the hands of {entry.consumer}, whose lease was last renewed {span(entry.idle_ms)} ago"
+            return Found("in hand", f"{held} ({entry.entry_id})", facts)
+    return None
+
+
+async def _delayed(frontier: Frontier, page: HostPage, path: str, searched: list[str]) -> Found | None:
+    pattern = "fetch|?|" + _GLOB.sub(r"\\\1", page.key) + "|*"
+    looked, cursor = 0, 0
+    while True:
+        with mapped_errors():
+            answer: Any = await frontier.client.zscan(frontier.keys.delayed, cursor, match=pattern, count=_PER_CALL)
+        cursor, rows = answer
+        for member, score in rows:
+            _, level, host, stored = member.split(b"|", 3)
+            if _is_of(host.decode(), level.decode(), stored, path):
+                due_in_ms = int(score) - page.state.now_ms
+                attempt = decode_task(page.key, level.decode(), stored).attempt
+                words = f"delayed: attempt {attempt} is due " + (f"in {span(due_in_ms)}" if due_in_ms > 0 else "now")
+                return Found("delayed", words, {"due_in_ms": due_in_ms, "attempt": attempt})
+        looked += _PER_CALL
+        if not cursor:
+            return None
+        if looked >= DELAYED_MAX:
+            searched.append(f"{looked:,} delayed tasks")
+            return None
+
+
+async def _queued(frontier: Frontier, page: HostPage, path: str, searched: list[str]) -> Found | None:
+    # What stands in front of the other fields of the stored form is the same for all but a few: most are told apart
+    # without being decoded.
+    needle = b'"page",' + msgspec.json.encode(path) + b","
+    looked = before = 0
+    for level in (Level.HIGH, Level.NORMAL, Level.LOW):
+        place = 0
+        while True:
+            with mapped_errors():
+                window: Any = await frontier.client.lrange(
+                    frontier.keys.queue(page.key, level), place, place + _PER_CALL - 1
+                )
+            for n, stored in enumerate(window):
+                if needle in stored and _is_of(page.key, level, stored, path):
+                    task = decode_task(page.key, level, stored)
+                    facts = {
+                        "level": LEVEL_NAMES[level], "queue_place": place + n, "tasks_before": before + n,
+                        "attempt": task.attempt, "depth": task.depth, "referrer": task.referrer,
+                    }  # fmt: skip
+                    words = f"queued, level {LEVEL_NAMES[level]}, with {before + n:,} tasks of its host before it"
+                    return Found("queued", words, facts)
+            place, before, looked = place + len(window), before + len(window), looked + len(window)
+            if len(window) < _PER_CALL:
+                break
+            if looked >= QUEUED_MAX:
+                searched.append(f"the first {looked:,} queued tasks of its host")
+                return None
+    return None
+
+
+async def _dead(frontier: Frontier, page: HostPage, url: str, searched: list[str]) -> Found | None:
+    looked = 0
+    async with aclosing(newest_of(frontier, page.shard, Where())) as letters:
+        async for letter in letters:
+            if letter.url == url and letter.kind == Kind.PAGE and letter.task is not None:
+                tries = f"{letter.reason}, attempt {letter.task.attempt}"
+                words = ": ".join([f"dead since {moment(letter.died_at_ms)}", tries, *letter.error.splitlines()[:1]])
+                facts = {"letter": letter.entry_id, "reason": letter.reason, "error": letter.error}
+                return Found("dead", f"{words} (letter {letter.entry_id})", facts)
+            looked += 1
+            if looked >= DEAD_MAX:
+                searched.append(f"the newest {looked:,} dead letters")
+                return None
+    return None
+
+
+def _is_of(host: str, level: str, stored: bytes, path: str) -> bool:
+    task = _decoded(host, level, stored)
+    return task is not None and task.kind is Kind.PAGE and task.path == path
+
+
+def _decoded(host: str, level: str, stored: bytes) -> CrawlTask | None:
+    try:
+        return decode_task(host, level, stored)
+    except CodecError:
+        return None
+
+
+# -- what its host says
+
+
+def _robots(url: str, page: HostPage, settings: Settings) -> tuple[str, bool | None, tuple[int, str] | None]:
+    if not settings.obey_robots:
+        return "not asked for (--no-robots)", True, None
+    if page.robots_text is None:
+        is_free = page.robots.startswith("none")
+        return page.robots, True if is_free else None, None
+    is_allowed = RobotsRules.parse(page.robots_text, settings.user_agent).allows(url)
+    line = deciding_line(page.robots_text, settings.user_agent, url)
+    word = "allowed" if is_allowed else "disallowed"
+    if line is None:
+        return f"{word}: no line of the file is about it", is_allowed, None
+    return f"{word} by line {line.number}: {line.text}", is_allowed, (line.number, line.text)
+
+
+def explanation_lines(found: Explanation) -> list[str]:
+    """Return an explanation as lines of plain text."""
+    rows = [("now", found.verdict())]
+    if found.url != found.typed:
+        rows.append(("canonical", f"{found.url} (typed: {found.typed})"))
+    rows += [
+        ("seen", "yes" if found.is_seen else "no"),
+        (
+            "in scope",
+            f"no: {found.out_of_scope}" if found.out_of_scope else "yes (its depth is known when it is found)",
+        ),
+        *([("trap", found.left_out)] if found.left_out else []),
+        ("robots.txt", found.robots),
+        ("host", f"{found.host.key}: {found.host.standing()}"),
+    ]
+    if found.shards > 1:
+        rows.append(("shard", str(found.shard)))
+    if found.host.state.halt:
+        rows.append(("crawl", found.host.state.halt))
+    facts = found.found.facts
+    rows += [(label, str(facts[name])) for name, label in (("referrer", "found on"),) if facts.get(name)]
+    width = max(len(label) for label, _ in rows)
+    return [found.url, *(f"  {label:<{width}}  {text}" for label, text in rows)]

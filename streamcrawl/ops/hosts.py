@@ -1,0 +1,553 @@
+"""What is known of hosts: of one all of it, in words, with why it is or is not being fetched; of many those that stand
+out. Reads only; what an operator says of a host goes by host.lua (`set_host`).
+
+Lists that may be long are read to a bound, and a sample is called one: a broad crawl has a million hosts. Start at
+`host_page` and `list_hosts`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from streamcrawl.errors import ConfigError
+from streamcrawl.ops.letters import Where, newest_of
+from streamcrawl.ops.words import host_keys, moment, span
+from streamcrawl.rules.task import Level
+from streamcrawl.store.connection import NoGroup, mapped_errors
+from streamcrawl.store.keys import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.shards import Shards
+
+SAMPLE: Final = 500
+"""Scheduled hosts of a shard that are asked how much they have queued: one round trip of some 20 ms."""
+ENTRIES_MAX: Final = 20_000
+"""Entries of a fetch stream that are searched: 10,000 live slots fill it with so many."""
+LETTERS_MAX: Final = 5_000
+"""Newest dead letters that are searched for those of a host."""
+_ENTRIES_PER_CALL: Final = 500
+_HOST_REASONS: Final = frozenset({"host_unreachable", "robots_unreachable"})
+LEVEL_NAMES: Final = {Level.CONTROL: "robots", Level.HIGH: "high", Level.NORMAL: "normal", Level.LOW: "low"}
+
+
+class ShardState(NamedTuple):
+    """What of a shard's state decides about its hosts."""
+
+    now_ms: int
+    """Crawl time; due times are in it."""
+    wall_ms: int
+    """The server's own clock, as the times that people read."""
+    delay_ms: int
+    cap: int
+    obeys_robots: bool
+    pages_per_host_max: int | None
+    halt: str
+    """Why nothing at all is dispatched; '' when it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFields:
+    """The hash of one host (_hosts.lua); times are crawl time in ms."""
+
+    queued: int = 0
+    in_flight: int = 0
+    due: int = 0
+    start_due: int = 0
+    robots: str = ""
+    robots_until: int = 0
+    failures: int = 0
+    failing: str = ""
+    failed_at: int = 0
+    blocked_until: int = 0
+    cap: int = 0
+    delay: int = 0
+    delay_set: str = ""
+    pages: int = 0
+    given_up: str = ""
+    blocked: str = ""
+
+    @classmethod
+    def read(cls, stored: dict[bytes, bytes]) -> HostFields:
+        found: dict[str, Any] = {}
+        for name, value in stored.items():
+            text = name.decode("utf-8", "replace")
+            if text in cls.__dataclass_fields__:
+                is_text = cls.__dataclass_fields__[text].type == "str"
+                found[text] = value.decode("utf-8", "replace") if is_text else int(float(value))
+        return cls(**found)
+
+
+class InFlight(NamedTuple):
+    """One entry of a host in the fetch stream."""
+
+    entry_id: str
+    level: str
+    stored: bytes
+    consumer: str
+    """Who has it in hand; '' while it waits to be read."""
+    idle_ms: int
+
+
+@dataclass(slots=True)
+class HostPage:
+    """One host at one moment."""
+
+    key: str
+    shard: int
+    is_known: bool
+    fields: HostFields
+    state: ShardState
+    queued: dict[str, int] = field(default_factory=dict)
+    """Tasks by level, as the lists have them."""
+    scheduled_ms: int | None = None
+    """Its place in the schedule, crawl time; None when it has none."""
+    failing_since_ms: int | None = None
+    """Crawl time."""
+    blocked_since_ms: int | None = None
+    """Wall clock."""
+    robots: str = ""
+    """What its stored robots.txt says of it, in words."""
+    robots_text: str | None = None
+    """The stored file; None when there is none."""
+    in_flight: list[InFlight] = field(default_factory=list)
+    dead: dict[str, int] = field(default_factory=dict)
+    """Its dead letters by reason, among the newest `letters_looked`."""
+    letters_looked: int = 0
+
+    @property
+    def cap(self) -> int:
+        return self.fields.cap or self.state.cap
+
+    @property
+    def delay_ms(self) -> int:
+        """The delay in force, as _hosts.lua has it."""
+        if self.fields.delay_set:
+            return int(self.fields.delay_set)
+        return max(self.fields.delay, self.state.delay_ms)
+
+    def standing(self) -> str:
+        """Return in one line why it is fetched, or why not."""
+        fields, state = self.fields, self.state
+        budget = state.pages_per_host_max
+        queued = sum(self.queued.values())
+        if not self.is_known:
+            return "not known to this crawl"
+        if fields.blocked:
+            since = f" since {moment(self.blocked_since_ms)}" if self.blocked_since_ms else ""
+            return (
+                f"blocked by an operator{since}: what is queued waits and does not hold the end; `host unblock` ends it"
+            )
+        if fields.given_up == "host_budget":
+            return f"over its budget of {budget or fields.pages} pages (--max-pages-per-host)"
+        if fields.given_up:
+            return f"given up ({fields.given_up}); `host set --retry` gives it another chance, as `dead replay` does"
+        if not queued:
+            return "nothing of it is queued" + (", some is under way" if fields.in_flight else "")
+        if fields.in_flight >= self.cap:
+            return f"at its cap: {fields.in_flight} under way of {self.cap} at a time"
+        if budget is not None and fields.pages + fields.in_flight >= budget:
+            return f"its budget of {budget} pages is used up by what is under way"
+        if self.scheduled_ms is None:
+            if state.obeys_robots and fields.robots == "asked":
+                return "waits for its robots.txt, which is being fetched"
+            return "has tasks and is not scheduled, for no reason that is to be seen: see `streamcrawl audit`"
+        wait_ms = self.scheduled_ms - state.now_ms
+        why = f", as it failed {fields.failures} times in a row" if fields.failures and wait_ms > 0 else ""
+        due = f"due in {span(wait_ms)}{why}" if wait_ms > 0 else f"due since {span(-wait_ms)}, waits for its turn"
+        return f"{due}; but {state.halt}" if state.halt else due
+
+    def as_json(self) -> dict[str, Any]:
+        fields, now_ms = self.fields, self.state.now_ms
+        return {
+            "host": self.key,
+            "shard": self.shard,
+            "known": self.is_known,
+            "standing": self.standing(),
+            "queued": self.queued,
+            "in_flight": [
+                {"id": one.entry_id, "worker": one.consumer, "idle_ms": one.idle_ms} for one in self.in_flight
+            ],
+            "pages": fields.pages,
+            "delay_ms": self.delay_ms,
+            "delay_set_ms": int(fields.delay_set) if fields.delay_set else None,
+            "crawl_delay_ms": fields.delay,
+            "cap": self.cap,
+            "cap_set": fields.cap or None,
+            "due_in_ms": None if self.scheduled_ms is None else self.scheduled_ms - now_ms,
+            "failures": fields.failures,
+            "failing": fields.failing,
+            "failing_for_ms": None if self.failing_since_ms is None else now_ms - self.failing_since_ms,
+            "left_alone_for_ms": max(0, fields.blocked_until - now_ms),
+            "given_up": fields.given_up,
+            "blocked": bool(fields.blocked),
+            "blocked_since": moment(self.blocked_since_ms or 0),
+            "robots": self.robots,
+            "dead": self.dead,
+            "dead_looked": self.letters_looked,
+        }
+
+
+class HostRow(NamedTuple):
+    """One host of a list."""
+
+    host: str
+    queued: int
+    in_flight: int
+    pages: int
+    what: str
+    """Why it is listed."""
+
+
+@dataclass(slots=True)
+class HostList:
+    """Hosts that stand out, each list to a bound; the counts beside them are of all."""
+
+    blocked: list[HostRow] = field(default_factory=list)
+    blocked_count: int = 0
+    failing: list[HostRow] = field(default_factory=list)
+    failing_count: int = 0
+    given_up: list[HostRow] = field(default_factory=list)
+    """As far as the newest dead letters name them."""
+    largest: list[HostRow] = field(default_factory=list)
+    """With most queued, among those that were looked at."""
+    looked: int = 0
+    scheduled: int = 0
+
+
+# -- which hosts
+
+
+async def known_hosts(crawl: Shards, text: str) -> list[str]:
+    """Return the host keys of the crawl that a person may mean by `text`: more than one for a name with both schemes.
+
+    Raises:
+        ConfigError: it is no host, or the crawl knows none of them.
+    """
+    keys = host_keys(text)
+    with mapped_errors():
+        found = [key for key in keys if await crawl.of(key).client.exists(crawl.of(key).keys.host(key))]
+    if not found:
+        raise ConfigError(
+            f"this crawl knows no host {' or '.join(keys)}; write its key with scheme and port, as `host ls` and "
+            "`dead ls` show it"
+        )
+    return found
+
+
+async def hosts_to_set(crawl: Shards, text: str) -> list[str]:
+    """Return the host keys that an operator's word is for: those that are known, or all that may be meant."""
+    try:
+        return await known_hosts(crawl, text)
+    except ConfigError:
+        return host_keys(text)
+
+
+# -- one host
+
+
+async def shard_state(frontier: Frontier) -> ShardState:
+    """Return what of the shard's state decides about its hosts."""
+    names = [
+        "clock_ms", "wall_ms", "delay_ms", "cap", "robots", "pages_per_host_max", "pages_max",
+        "paused", "stopped", "throttled",
+    ]  # fmt: skip
+    async with frontier.client.pipeline(transaction=False) as pipe:
+        pipe.hmget(frontier.keys.state, names)
+        pipe.hmget(frontier.keys.totals, ["page.done", "page.streamed"])
+        pipe.time()
+        with mapped_errors():
+            values, pages, (seconds, micros) = await pipe.execute()
+    texts = dict(zip(names, ((value or b"").decode("utf-8", "replace") for value in values), strict=True))
+    wall_ms = seconds * 1000 + micros // 1000
+    last_ms = int(texts["wall_ms"] or wall_ms)
+    # As _state.lua lets it go on: by no more than one step of 5 s, and never back.
+    step_ms = wall_ms - last_ms if 0 < wall_ms - last_ms <= 5000 else 0
+    halts = (
+        ("paused", "the crawl is paused"),
+        ("stopped", f"the crawl is stopped ({texts['stopped']})"),
+        ("throttled", f"dispatch waits for the output {texts['throttled']}"),
+    )
+    budget, pages_max = texts["pages_per_host_max"], texts["pages_max"]
+    halt = next((words for name, words in halts if texts[name] not in ("", "0")), "")
+    if not halt and pages_max and sum(int(count or 0) for count in pages) >= int(pages_max):
+        halt = "the page budget is used up (--max-pages)"
+    return ShardState(
+        now_ms=int(texts["clock_ms"] or wall_ms) + step_ms,
+        wall_ms=wall_ms,
+        delay_ms=int(texts["delay_ms"] or 0),
+        cap=int(texts["cap"] or 1),
+        obeys_robots=texts["robots"] == "1",
+        pages_per_host_max=int(budget) if budget else None,
+        halt=halt,
+    )
+
+
+async def host_page(crawl: Shards, key: str) -> HostPage:
+    """Return all that is known of one host, by its key."""
+    frontier = crawl.of(key)
+    client, keys = frontier.client, frontier.keys
+    state = await shard_state(frontier)
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.hgetall(keys.host(key))
+        for level in Level:
+            pipe.llen(keys.queue(key, level))
+        for zset in (keys.schedule, keys.failing, keys.blocked):
+            pipe.zscore(zset, key)
+        pipe.get(keys.robots(key))
+        pipe.pttl(keys.robots(key))
+        with mapped_errors():
+            stored, *lengths, scheduled, failing, blocked, robots, ttl_ms = await pipe.execute()
+    found = HostPage(
+        key=key,
+        shard=crawl.index_of(key),
+        is_known=bool(stored),
+        fields=HostFields.read(stored),
+        state=state,
+        queued={LEVEL_NAMES[level]: count for level, count in zip(Level, lengths, strict=True)},
+        scheduled_ms=_whole(scheduled),
+        failing_since_ms=_whole(failing),
+        blocked_since_ms=_whole(blocked),
+    )
+    found.robots, found.robots_text = _read_robots(robots, ttl_ms, found)
+    found.in_flight = await in_flight_of(frontier, key)
+    return found
+
+
+async def add_dead(crawl: Shards, page: HostPage) -> None:
+    """Count the host's dead letters among the newest of its shard."""
+    counts: Counter[str] = Counter()
+    async with aclosing(newest_of(crawl.of(page.key), page.shard, Where())) as letters:
+        async for letter in letters:
+            page.letters_looked += 1
+            if letter.host == page.key:
+                counts[letter.reason] += 1
+            if page.letters_looked == LETTERS_MAX:
+                break
+    page.dead = dict(counts.most_common())
+
+
+async def in_flight_of(frontier: Frontier, key: str) -> list[InFlight]:
+    """Return the host's entries in the fetch stream, with who has each in hand."""
+    client, stream = frontier.client, frontier.keys.fetch_stream
+    found: list[Any] = []
+    start, wanted = "-", key.encode()
+    for _ in range(0, ENTRIES_MAX, _ENTRIES_PER_CALL):
+        with mapped_errors():
+            rows: Any = await client.xrange(stream, start, "+", count=_ENTRIES_PER_CALL)
+        found += [(entry_id, fields) for entry_id, fields in rows if fields.get(b"host") == wanted]
+        if len(rows) < _ENTRIES_PER_CALL:
+            break
+        start = f"({rows[-1][0].decode()}"
+    held: list[Any] = []
+    for first in range(0, len(found), _ENTRIES_PER_CALL):
+        async with client.pipeline(transaction=False) as pipe:
+            for entry_id, _ in found[first : first + _ENTRIES_PER_CALL]:
+                pipe.xpending_range(stream, GROUP, entry_id, entry_id, 1)
+            try:
+                with mapped_errors():
+                    held += await pipe.execute()
+            except NoGroup:
+                held += [[]] * (len(found) - first)  # the stream was lost under our hands
+                break
+    return [_in_flight(entry_id, fields, rows) for (entry_id, fields), rows in zip(found, held, strict=True)]
+
+
+def _in_flight(entry_id: bytes, fields: dict[bytes, bytes], rows: Sequence[Any]) -> InFlight:
+    consumer, idle_ms = (rows[0]["consumer"].decode(), rows[0]["time_since_delivered"]) if rows else ("", 0)
+    level = fields.get(b"level", b"").decode("utf-8", "replace")
+    return InFlight(entry_id.decode(), level, fields.get(b"task", b""), consumer, idle_ms)
+
+
+def _whole(score: float | None) -> int | None:
+    return None if score is None else int(score)
+
+
+class _Verdict(msgspec.Struct):
+    """The head of a stored verdict (work/robots.py)."""
+
+    verdict: str
+    status: int
+    delay_ms: int
+
+
+def _read_robots(stored: bytes | None, ttl_ms: int, page: HostPage) -> tuple[str, str | None]:
+    """Return a stored verdict in words, and the text of the file."""
+    if not page.state.obeys_robots:
+        return "not asked for (--no-robots)", None
+    fields = page.fields
+    if fields.robots == "asked":
+        return "being asked for", None
+    if stored is None:
+        return "not known: asked for with the next page", None
+    head, _, text = stored.partition(b"\n")
+    try:
+        said = msgspec.json.decode(head, type=_Verdict)
+    except msgspec.DecodeError:
+        return f"stored, and cannot be read: {head[:80]!r}", None
+    # The key outlives the verdict by an hour, for workers that have a page of the host in hand.
+    left_ms = fields.robots_until - page.state.now_ms
+    until = f"asked for again in {span(left_ms)}" if left_ms > 0 else "asked for again with the next page"
+    if said.verdict != "parse":
+        return f"none (answer {said.status or 'of no use'}), so everything is allowed; {until}", None
+    delay = f", Crawl-delay {span(said.delay_ms)}" if said.delay_ms else ""
+    return f"answer {said.status}, {len(text):,} bytes{delay}; {until}", text.decode("utf-8", "replace")
+
+
+def host_lines(page: HostPage) -> list[str]:
+    """Return a host as lines of plain text."""
+    fields, state = page.fields, page.state
+    queued = ", ".join(f"{count:,} {name}" for name, count in page.queued.items() if count) or "0"
+    rows = [
+        ("standing", page.standing()),
+        ("queued", queued),
+        ("under way", f"{len(page.in_flight)} of {page.cap} at a time" + (" (set for it)" if fields.cap else "")),
+        *(
+            ("", f"{one.entry_id} in the hands of {one.consumer} for {span(one.idle_ms)}" if one.consumer
+             else f"{one.entry_id} waits to be read")
+            for one in page.in_flight[:10]
+        ),
+        ("pages done", f"{fields.pages:,}"),
+        ("delay", _delay_words(page)),
+        ("robots.txt", page.robots),
+    ]  # fmt: skip
+    if fields.failures:
+        since = "" if page.failing_since_ms is None else f", for {span(state.now_ms - page.failing_since_ms)}"
+        rows.append(("failing", f"{fields.failures} times in a row{since}; last: {fields.failing or 'unanswered'}"))
+    if fields.blocked_until > state.now_ms:
+        rows.append(
+            ("left alone", f"for another {span(fields.blocked_until - state.now_ms)} (its own word, or failures)")
+        )
+    dead = ", ".join(f"{reason} {count:,}" for reason, count in page.dead.items()) or "none"
+    rows.append(("dead letters", f"{dead} (of the newest {page.letters_looked:,})"))
+    width = max(len(label) for label, _ in rows)
+    return [page.key, *(f"  {label:<{width}}  {text}" for label, text in rows)]
+
+
+def _delay_words(page: HostPage) -> str:
+    fields = page.fields
+    if fields.delay_set:
+        return f"{span(page.delay_ms)}, set for it"
+    asked = f", its Crawl-delay is {span(fields.delay)}" if fields.delay else ""
+    return f"{span(page.delay_ms)}{asked}"
+
+
+# -- many hosts
+
+
+async def list_hosts(crawl: Shards, most: int) -> HostList:
+    """Return hosts that stand out, at most `most` of each sort."""
+    found = HostList()
+    for frontier in crawl:
+        await _add_listed(frontier, found, most)
+        await _add_given_up(frontier, found, most)
+    largest, found.looked, found.scheduled = await largest_hosts(crawl, most)
+    found.largest = largest
+    for part in (found.blocked, found.failing, found.given_up):
+        del part[most:]
+    return found
+
+
+async def largest_hosts(crawl: Shards, most: int) -> tuple[list[HostRow], int, int]:
+    """Return the hosts with most queued among a sample, how many hosts that was, and how many are scheduled in all.
+
+    Looked at are some of the scheduled ones, by chance, and those under way or blocked, which are not scheduled.
+    """
+    rows: list[HostRow] = []
+    looked = scheduled = 0
+    for frontier in crawl:
+        client, keys = frontier.client, frontier.keys
+        async with client.pipeline(transaction=False) as pipe:
+            pipe.zcard(keys.schedule)
+            pipe.zrandmember(keys.schedule, SAMPLE)
+            pipe.xrange(keys.fetch_stream, count=SAMPLE)
+            pipe.zrange(keys.blocked, 0, SAMPLE - 1)
+            with mapped_errors():
+                count, sample, entries, blocked = await pipe.execute()
+        hosts = [*sample, *(fields[b"host"] for _, fields in entries if b"host" in fields), *blocked]
+        names = list(dict.fromkeys(host.decode("utf-8", "replace") for host in hosts))
+        scheduled += count
+        looked += len(names)
+        rows += [row for row in await _rows(frontier, names) if row.queued]
+        rows = sorted(rows, key=lambda row: row.queued, reverse=True)[:most]
+    return rows, looked, scheduled
+
+
+async def _add_listed(frontier: Frontier, found: HostList, most: int) -> None:
+    keys = frontier.keys
+    state = await shard_state(frontier)
+    async with frontier.client.pipeline(transaction=False) as pipe:
+        for zset in (keys.blocked, keys.failing):
+            pipe.zcard(zset)
+            pipe.zrange(zset, 0, most - 1, withscores=True)
+        with mapped_errors():
+            blocked_count, blocked, failing_count, failing = await pipe.execute()
+    found.blocked_count += blocked_count
+    found.failing_count += failing_count
+    whens = {host.decode(): f"since {moment(int(score))}" for host, score in blocked}
+    found.blocked += [row._replace(what=whens[row.host]) for row in await _rows(frontier, list(whens))]
+    whens = {host.decode(): f"for {span(state.now_ms - int(score))}" for host, score in failing}
+    found.failing += [
+        row._replace(what=f"{row.what} {whens[row.host]}".strip()) for row in await _rows(frontier, list(whens))
+    ]
+
+
+async def _add_given_up(frontier: Frontier, found: HostList, most: int) -> None:
+    keys = frontier.keys
+    async with frontier.client.pipeline(transaction=False) as pipe:
+        pipe.zrange(keys.giving_up, 0, most - 1)
+        pipe.xrevrange(keys.dead, count=1000)
+        with mapped_errors():
+            emptying, letters = await pipe.execute()
+    named = [
+        *emptying,
+        *(
+            fields.get(b"host", b"")
+            for _, fields in letters
+            if fields.get(b"reason", b"").decode("utf-8", "replace") in _HOST_REASONS
+        ),
+    ]
+    hosts = list(dict.fromkeys(host.decode("utf-8", "replace") for host in named))[:most]
+    # Replayed or given another chance since: then its hash says nothing of it any more.
+    found.given_up += [row for row in await _rows(frontier, hosts, "given_up") if row.what]
+
+
+async def _rows(frontier: Frontier, hosts: Sequence[str], what: str = "failing") -> Iterable[HostRow]:
+    names = ("queued", "in_flight", "pages", what)
+    async with frontier.client.pipeline(transaction=False) as pipe:
+        for host in hosts:
+            pipe.hmget(frontier.keys.host(host), names)
+        with mapped_errors():
+            answers = await pipe.execute() if hosts else []
+    return [
+        HostRow(host, int(queued or 0), int(in_flight or 0), int(pages or 0), (why or b"").decode("utf-8", "replace"))
+        for host, (queued, in_flight, pages, why) in zip(hosts, answers, strict=True)
+    ]
+
+
+def host_list_lines(found: HostList) -> list[str]:
+    """Return the lists as lines of plain text."""
+    sample = f"of {found.looked:,} looked at, {found.scheduled:,} are scheduled"
+    sections = (
+        ("blocked", f"{found.blocked_count:,}", found.blocked),
+        ("failing", f"{found.failing_count:,}", found.failing),
+        ("given up", "as far as the newest dead letters name them", found.given_up),
+        ("with most queued", sample, found.largest),
+    )
+    lines: list[str] = []
+    for title, note, rows in sections:
+        if rows:
+            lines.append(f"{title} ({note}):")
+            lines += [
+                f"  {row.host}  {row.queued:,} queued, {row.in_flight} under way, {row.pages:,} done"
+                + (f", {row.what}" if row.what and title != "with most queued" else "")
+                for row in rows
+            ]
+    return lines or ["no host is blocked, failing or given up, and none has anything queued"]

@@ -1,0 +1,166 @@
+"""What a crawl knows of one URL: in every place where its task can be, and in none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from streamcrawl.errors import ConfigError
+from streamcrawl.ops import explain as module
+from streamcrawl.ops.explain import Explanation, explain, explanation_lines
+from streamcrawl.rules.scope import Scope
+from streamcrawl.rules.task import Level, Outcome
+from streamcrawl.rules.urls import fingerprint
+from streamcrawl.settings import make_settings
+from streamcrawl.store.seen import is_seen
+from tests.integration.operated import SHARDS, Operated
+from tests.integration.snapshot import urls
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+A = "http://a.test"
+ROBOTS = '{"verdict":"parse","status":200,"delay_ms":0}\nUser-agent: *\nDisallow: /private\nAllow: /private/press\n'
+
+
+async def asked(operated: Operated, url: str) -> Explanation:
+    found = await explain(operated.crawl, operated.name, url)
+    assert msgspec.json.encode(found.as_json())
+    assert explanation_lines(found)[0] == found.url
+    return found
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+async def test_task_is_found_wherever_it_is(redis_client: Redis, crawl_name: str, shards: int) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, shards=shards)
+    lab = operated.lab_of(A)
+    url = f"{A}/0"
+
+    async def place() -> str:
+        found = await asked(operated, url)
+        assert found.shard == operated.crawl.index_of(A)
+        assert (found.is_seen, found.found.searched) == (bool(found.found.place) or found.is_seen, [])
+        return found.found.place
+
+    assert await place() == ""
+    assert (await asked(operated, url)).verdict().startswith("never seen")
+    await operated.offer(urls("a.test", 3))
+    assert await place() == "queued"
+    assert (await asked(operated, f"{A}/2")).verdict() == "queued, level normal, with 2 tasks of its host before it"
+    await lab.frontier.dispatch(1)
+    assert await place() == "waiting"
+    (held,) = await lab.read("w7")
+    assert await place() == "in hand"
+    assert (await asked(operated, url)).as_json()["worker"] == "w7"
+    await lab.end(held, Outcome.RETRY)
+    assert await place() == "delayed"
+    assert (await asked(operated, url)).verdict().startswith("delayed: attempt 2 is due in ")
+    await lab.let_pass(1000)
+    assert (await asked(operated, url)).verdict() == "delayed: attempt 2 is due now"
+    await lab.frontier.due()
+    assert await place() == "queued"
+    (held,) = await lab.take()
+    await lab.end(held, Outcome.DEAD)
+    assert await place() == "dead"
+    assert ": http, attempt 2: 404 (letter " in (await asked(operated, url)).verdict()
+    (held,) = await lab.take()
+    await lab.end(held)
+    found = await asked(operated, f"{A}/1")
+    assert (found.found.place, found.is_seen) == ("", True)
+    assert found.verdict() == "seen, and nowhere any more: done (then the output has its record) or dropped"
+
+
+async def test_what_was_typed_is_made_canonical_first(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    await operated.offer([f"{A}/x%20y"])
+    found = await asked(operated, "HTTP://user@A.test:80/z/../x y?#part")
+    assert (found.url, found.found.place) == (f"{A}/x%20y", "queued")
+    assert f"{A}/x%20y (typed: HTTP://user@A.test:80/z/../x y?#part)" in "\n".join(explanation_lines(found))
+    with pytest.raises(ConfigError, match="is not an http"):
+        await asked(operated, "mailto:a@a.test")
+
+
+async def test_which_line_of_robots_txt_decides(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, obey_robots=True)
+    lab = operated.labs[0]
+    await operated.offer([f"{A}/private/a"])
+    assert (await asked(operated, f"{A}/private/a")).is_allowed is None
+    (held,) = await lab.take()
+    # Its robots task is no page of that URL.
+    assert (await asked(operated, f"{A}/robots.txt")).found.place == ""
+    await lab.end(held, detail=(ROBOTS, 3_600_000, 0))
+    for path, is_allowed, words in (
+        ("/private/a", False, "disallowed by line 2: Disallow: /private"),
+        ("/private/press/a", True, "allowed by line 3: Allow: /private/press"),
+        ("/public", True, "allowed: no line of the file is about it"),
+    ):
+        found = await asked(operated, A + path)
+        assert (found.is_allowed, found.robots) == (is_allowed, words)
+    (held,) = await lab.take()
+    await lab.end(held, Outcome.DROPPED)
+    assert "or dropped (as robots.txt asks, perhaps)" in (await asked(operated, f"{A}/private/a")).verdict()
+    await lab.client.set(lab.keys.robots(A), '{"verdict":"allow","status":404,"delay_ms":0}\n', px=60_000)
+    assert (await asked(operated, f"{A}/private/a")).is_allowed is True
+
+
+async def test_scope_that_keeps_it_out_is_named(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, deny=(r"\.pdf$",))
+    assert (
+        await asked(operated, "http://b.test/x.pdf")
+    ).out_of_scope == ""  # a program's crawl: its scope is not known
+    scope = Scope.from_settings(make_settings(name="x"), [f"{A}/"])
+    await operated.crawl.first.control(crawl=msgspec.json.encode({"scope": scope.state()}).decode())
+    assert (await asked(operated, f"{A}/x.pdf")).out_of_scope == r"--deny '\\.pdf$' matches it"
+    found = await asked(operated, "http://b.test/")
+    assert found.out_of_scope.startswith("scope host: its host is no seed's")
+    assert found.verdict() == "never seen, and out of scope: a link to it is not followed"
+    # Found all the same, as a seed is: then links of its own pages are followed too.
+    await operated.offer(["http://b.test/"])
+    assert (await asked(operated, "http://b.test/y")).out_of_scope == ""
+
+
+async def test_bound_that_was_reached_is_said(
+    redis_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, most in (("QUEUED_MAX", 1000), ("DEAD_MAX", 20), ("DELAYED_MAX", 1000)):
+        monkeypatch.setattr(module, name, most)
+    operated = await Operated.opened(redis_client, crawl_name, host_concurrency=100)
+    lab = operated.labs[0]
+    await operated.kill([f"{A}/dead/{n}" for n in range(30)])
+    assert (await asked(operated, f"{A}/dead/29")).found.place == "dead"
+    assert (await asked(operated, f"{A}/dead/0")).verdict() == (
+        "seen, and not found in the newest 20 dead letters; it may be there, done or dropped"
+    )
+    await operated.offer([f"{A}/low/{n}" for n in range(1200)], level=Level.LOW)
+    assert (await asked(operated, f"{A}/low/900")).found.facts["queue_place"] == 900
+    found = await asked(operated, f"{A}/low/1100")
+    assert found.found.searched == ["the first 1,000 queued tasks of its host", "the newest 20 dead letters"]
+    await lab.client.zadd(lab.keys.delayed, {f"fetch|2|{A}|{n}": 1 for n in range(5000)})
+    assert "1,000 delayed tasks" in (await asked(operated, f"{A}/low/1100")).found.searched
+
+
+async def test_delayed_search_is_of_the_host_alone(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    for host in ("http://[::1]:81", "http://[::1]:82"):
+        await operated.offer([f"{host}/x*?[a]"])
+    for lab, held in await operated.take():
+        if held.host.endswith("81"):
+            await lab.end(held, Outcome.RETRY)
+    assert (await asked(operated, "http://[::1]:81/x*?[a]")).found.place == "delayed"
+    assert (await asked(operated, "http://[::1]:82/x*?[a]")).found.place == "in hand"
+
+
+async def test_seen_is_asked_as_the_scripts_reckon_it(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    lab = operated.labs[0]
+    wanted = urls("a.test", 4000)
+    await operated.offer(wanted)
+    state: Any = await lab.client.hget(lab.keys.state, "seen_buckets")
+    assert int(state) > 10  # not a power of two, so that some buckets are split and others are not
+    assert int(state) & (int(state) - 1)
+    for url in wanted[::7]:
+        assert await is_seen(lab.frontier, url), (url, fingerprint(url))
+    for url in urls("b.test", 50):
+        assert not await is_seen(lab.frontier, url)

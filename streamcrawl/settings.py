@@ -38,7 +38,7 @@ _SIZE = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kKmMgGtT])?(i?)[bB]?\s*$"
 _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,100}[^\s&=#?,]")
+_PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -364,7 +364,7 @@ def read_value(field: str, text: str) -> Any:
         ConfigError: the text is no such value; the message does not name the setting.
     """
     text, kind = text.strip(), _kind(field)
-    if text.lower() in _NONE and _FIELDS[field].default is None:
+    if text.lower() in _NONE and type(None) in get_args(_FIELDS[field].type):
         return None
     if kind == "duration":
         return parse_duration_ms(text)

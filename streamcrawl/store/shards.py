@@ -22,7 +22,7 @@ from streamcrawl.store.frontier import Frontier, open_shard
 from streamcrawl.store.keys import CRAWLS, ROOT, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -43,8 +43,10 @@ def shard_of(host: str, shards: int) -> int:
 class Shards:
     """All shards of one crawl, with the epoch that this process joined; the first knows what is of the whole crawl."""
 
-    def __init__(self, frontiers: Sequence[Frontier]) -> None:
+    def __init__(self, frontiers: Sequence[Frontier], identity: Mapping[str, Any] | None = None) -> None:
+        """Hold the shards; `identity` is what the crawl has of the settings that never change (`identity_in`)."""
         self.frontiers: Final = tuple(frontiers)
+        self.identity: Final = {**(identity or {}), "shards": len(self.frontiers)}
         self.first: Final = self.frontiers[0]
         self.client: Final = self.first.client
         self.epoch: Final = self.first.epoch
@@ -93,7 +95,7 @@ async def open_crawl(
         frontiers.append(frontier)
     with mapped_errors():
         await client.sadd(CRAWLS, settings.name)
-    crawl = Shards(frontiers)
+    crawl = Shards(frontiers, identity_in(msgspec.json.encode(settings.identity())))
     if not is_new:
         await crawl.control(stopped="")
     return crawl, is_new
@@ -112,7 +114,8 @@ async def join_crawl(client: Redis, name: str) -> Shards:
     if epoch is None:
         raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
     shards = shards_in(identity)
-    return Shards([Frontier(client, Keys(name, shard), epoch.decode()) for shard in range(shards)])
+    frontiers = [Frontier(client, Keys(name, shard), epoch.decode()) for shard in range(shards)]
+    return Shards(frontiers, identity_in(identity))
 
 
 def shards_in(identity: bytes | str | None) -> int:

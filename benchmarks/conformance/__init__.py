@@ -1,0 +1,1 @@
+"""How streamcrawl reads the web next to other libraries: one file per question, on test data that others wrote."""

@@ -25,6 +25,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "process_tree": Benchmark("Is the CPU time of a whole process tree counted in full?", ("--check",), "5 s"),
     "page_cost": Benchmark("What does a page cost, against the bare loop?", ("--rounds", "3", "--startup"), "1 min"),
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
+    "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),

@@ -150,8 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for field in fields_of(SettingClass.IDENTITY):
             value = getattr(self, field)
             if field == "shards" or value != _FIELDS[field].default:
-                # In one order: --drop-params a,b and b,a are the same crawl.
-                found[field] = sorted(set(value)) if isinstance(value, tuple) else value
+                found[field] = list(value) if isinstance(value, tuple) else value
         return found
 
 
@@ -377,10 +376,15 @@ def read_value(field: str, text: str) -> Any:
     if kind == "list":
         return () if text.lower() == "none" else tuple(text.split())
     if kind == "names":
-        return () if text.lower() == "none" else tuple(text.replace(",", " ").split())
+        return () if text.lower() == "none" else _names(text.replace(",", " ").split())
     if kind == "choice" and text not in get_args(ScopeKind):
         raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
     return text
+
+
+def _names(found: Iterable[str]) -> tuple[str, ...]:
+    """Return names in one order and each once: `a,b` and `b,a` are the same crawl."""
+    return tuple(sorted(set(found)))
 
 
 def show_value(field: str, value: Any) -> str:
@@ -560,7 +564,7 @@ def read_config(path: Path) -> ConfigFile:
 def _read_toml(field: str, value: Any) -> Any:
     kind = _kind(field)
     if isinstance(value, list) and kind in ("list", "names") and all(isinstance(item, str) for item in value):
-        return tuple(value)
+        return _names(value) if kind == "names" else tuple(value)
     if isinstance(value, str):
         return read_value(field, value)
     if kind in ("text", "choice", "list", "names") or not isinstance(value, int | float):
@@ -589,7 +593,8 @@ def _typed(field: str, one: Given) -> Given:
     if field not in _FIELDS:
         raise ConfigError(f"there is no setting {field!r}; the nearest is {_nearest(field, _KEYS)!r}")
     try:
-        return Given(msgspec.convert(one.value, _FIELDS[field].type, strict=False), one.source)
+        value = msgspec.convert(one.value, _FIELDS[field].type, strict=False)
+        return Given(_names(value) if _kind(field) == "names" else value, one.source)
     except msgspec.ValidationError as error:
         shown = f"{one.source} {one.value!r}" if one.source else f"{field}={one.value!r}"
         raise ConfigError(f"{shown} will not do: {str(error)[:1].lower()}{str(error)[1:]}") from error

@@ -12,18 +12,28 @@ from typing import Any, Final
 
 import click
 
+from streamcrawl.cli.hiding import hide_passwords
 from streamcrawl.errors import ExitCode
 
 _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),
+    "seed": ("streamcrawl.cli.seed", "Feed URLs from a file or standard input into a crawl."),
+    "worker": ("streamcrawl.cli.worker", "Work at a crawl on a shared Redis, beside all others who do."),
+    "pause": ("streamcrawl.cli.control:pause", "Hand out nothing new of a crawl, on all machines."),
+    "resume": ("streamcrawl.cli.control:resume", "Go on with a crawl that was paused or stopped."),
+    "drain": ("streamcrawl.cli.control:drain", "Pause a crawl and wait until nothing of it is under way."),
+    "close": ("streamcrawl.cli.control:close", "Let a crawl end once all that it knows is done."),
+    "delete": ("streamcrawl.cli.control:delete", "Delete a crawl; its output files stay."),
+    "settings": ("streamcrawl.cli.settings", "Show the settings of a crawl, or change them while it runs."),
     "explain": ("streamcrawl.cli.explain", "Say what a crawl knows of a URL, and why it is or is not fetched."),
     "dead": ("streamcrawl.cli.dead", "Dead letters: list, show, send again, remove."),
     "pending": ("streamcrawl.cli.pending", "What workers have in hand: list, show, take back."),
     "queue": ("streamcrawl.cli.queue", "What waits to be fetched: list, remove."),
     "host": ("streamcrawl.cli.host", "Hosts: list, show, set delay and cap, block, unblock."),
 }
+"""Command -> where it is (`module`, whose `command` it is, or `module:attribute`), and its line in the help."""
 
 
 class _LazyGroup(click.Group):
@@ -35,7 +45,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -61,6 +72,7 @@ def cli() -> None:
     \b
     streamcrawl crawl https://example.org/                     crawl a site into example.org.jsonl
     streamcrawl crawl --resume                                 go on with it after Ctrl-C or a crash
+    streamcrawl worker wide --redis redis://10.0.0.5/0         work at a crawl with other machines
     streamcrawl status                                         which crawls are here
     streamcrawl audit example.org                              recount one
 
@@ -73,6 +85,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code. Errors are one line on standard error."""
     code: Any
+    if arguments is None:
+        hide_passwords()
     try:
         code = cli.main(arguments, prog_name="streamcrawl", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -226,7 +226,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @redis_option(
     group=PLACE,
-    help="Keep the crawl in this Redis: redis://, rediss:// or unix://. A crawl of the same name "
+    help="Keep the crawl in this Redis: redis://, rediss://, unix:// or redis+sentinel://. A crawl of the same name "
     "there is joined with more workers. Default: a private server, with its data in ./.streamcrawl/NAME. "
     f"[{ENVIRONMENT_PREFIX}REDIS]",
 )

@@ -10,27 +10,24 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import secrets
 import shlex
 import socket
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from streamcrawl.cli.options import config_of, given_settings, is_typed
+from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, SUFFIX, check_memory, check_output, merged_scope, new_sink
+from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
-from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
-from streamcrawl.sinks.jsonl import JsonlFile, check_writable
-from streamcrawl.store.connection import mapped_errors, redacted
+from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
@@ -38,27 +35,25 @@ from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
     SeedLine,
+    SeedLines,
     SeedLoop,
-    argument_lines,
     complaint,
-    read_ahead,
-    read_lines,
+    feeder_name,
     seed_url,
 )
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import click
     from redis.asyncio import Redis
 
-SEEDS_FOR_SCOPE_MAX: Final = 10_000
-"""Seeds read ahead to find out which hosts the crawl is about; a scope remembers 1,000 of them."""
+    from streamcrawl.rules.scope import Scope
+
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_SUFFIX: Final = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +76,14 @@ class CrawlOptions:
 
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
-        options, config = context.params, config_of(context)
+        options = context.params
         own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
-        place: list[str] = []
-        if config is not None and is_typed(context, "config"):
-            place += ["--config", config.path]
-        if is_typed(context, "redis_url"):
-            place += ["--redis", redacted(options["redis_url"])]
         return cls(
             **own,
             is_fresh=options["fresh"],
             is_resume=options["resume"],
             settings=given_settings(context),
-            place=tuple(place),
+            place=place_of(context),
         )
 
 
@@ -129,10 +119,7 @@ def _check(options: CrawlOptions) -> None:
         raise ConfigError(
             "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
         )
-    if options.output is not None:
-        if not options.output.endswith(_SUFFIX):
-            raise ConfigError(f"-o {options.output}: the only format is JSON lines; name the file FILE{_SUFFIX}")
-        check_writable(Path(options.output))
+    check_output(options.output)
 
 
 class _Crawl(Running):
@@ -147,8 +134,8 @@ class _Crawl(Running):
         """Run the command; cancelled by a signal that comes before anything runs, or by a third one."""
         options = self._options
         self.listen()
-        lines = self._seed_lines(options.urls, options.seeds)
-        head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)
+        lines = SeedLines(options.urls, options.seeds)
+        head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
         if options.seeds is not None and len(head) < SEEDS_FOR_SCOPE_MAX:
             self._refuse_useless(head)
         self._name = options.name if options.name is not None else self._default_name(head)
@@ -169,7 +156,7 @@ class _Crawl(Running):
         ) as store:
             return await self._run_in(store, head, lines)
 
-    async def _run_in(self, store: Store, head: list[SeedLine], lines: Iterator[SeedLine]) -> ExitCode:
+    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
         options, client = self._options, store.client
         state = await read_state(client, self._name)
         stored = read_stored(state)
@@ -187,8 +174,8 @@ class _Crawl(Running):
         crawl, settings, version = await self._open(store, state, sinks)
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
-            head = await read_ahead(lines, SEEDS_FOR_SCOPE_MAX)
-        scope = _merged_scope(settings, head, stored)
+            head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
+        scope = merged_scope(settings, head, stored)
         if scope.seeds_cut:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
@@ -199,17 +186,16 @@ class _Crawl(Running):
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
         now_stored = self._as_stored(scope, sinks, stored)
-        seeds = SeedLoop(crawl, chain(head, lines), settings, self.log, feeder=_feeder(now_stored))
+        feeder = feeder_name(now_stored.seeds, now_stored.seeds_file)
+        seeds = SeedLoop(crawl, lines, settings, self.log, feeder=feeder)
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
         await seeds.begin(is_alone=store.embedded is not None)
         await crawl.first.control(crawl=msgspec.json.encode(now_stored).decode())
 
         def again() -> SeedLoop | None:
-            if now_stored.seeds_file == STDIN:
-                return None
-            lines = self._seed_lines(options.urls or now_stored.seeds, now_stored.seeds_file)
+            repeated = lines.again()
             # Quietly: what is wrong with the lines was said the first time.
-            return SeedLoop(crawl, lines, settings, lambda _: None, feeder=_feeder(now_stored))
+            return SeedLoop(crawl, repeated, settings, lambda _: None, feeder=feeder) if repeated is not None else None
 
         return await self.run_crawl(
             Job(
@@ -235,7 +221,7 @@ class _Crawl(Running):
         names = [sink.name for sink in sinks]
         if "epoch" not in state:
             settings = make_settings(name, given)
-            _check_memory(store, settings)
+            check_memory(store, settings)
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
             return crawl, settings, 1
         asked = {**identity_in(state.get("identity")), **given}
@@ -246,7 +232,7 @@ class _Crawl(Running):
         tuned, _ = await tune(crawl, name, changes)
         local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         settings = settings_of(crawl, name, tuned.given, **local)
-        _check_memory(store, settings)
+        check_memory(store, settings)
         await _set_memory(store, settings)
         if tuned.version != before.version:
             self.tell(f"settings changed, for every worker of the crawl: {differences(before, tuned)}")
@@ -271,7 +257,7 @@ class _Crawl(Running):
 
     async def _feed(self, seeds: SeedLoop, again: Callable[[], SeedLoop | None]) -> None:
         await seeds.run(self.stop_feeding)
-        if seeds.refused and not seeds.accepted:
+        if seeds.refused and not seeds.read:
             raise ConfigError("none of the seeds is an http(s) URL: there is nothing to crawl")
         # A restarted store may have lost the seeds, or that they are all. Those it knows cost nothing but the asking.
         while await seeds.until_restart(self.stop_feeding):
@@ -284,9 +270,6 @@ class _Crawl(Running):
 
     # -- before
 
-    def _seed_lines(self, urls: tuple[str, ...] | list[str], seeds: str | None) -> Iterator[SeedLine]:
-        return chain(argument_lines(urls), read_lines(seeds) if seeds is not None else ())
-
     def _refuse_useless(self, seeds: list[SeedLine]) -> None:
         """Raise ConfigError, with the lines named, when none of the seeds is a URL: nothing has been touched yet."""
         if any(seed_url(line.text)[0] is not None for line in seeds):
@@ -295,13 +278,13 @@ class _Crawl(Running):
             self.log(complaint(line))
         raise ConfigError(f"--seeds {self._options.seeds}: there is no http(s) URL in it")
 
-    def _stored_seeds(self, stored: Stored) -> Iterator[SeedLine]:
+    def _stored_seeds(self, stored: Stored) -> SeedLines:
         """Return the seeds of an earlier run that was stopped before it had offered all of them."""
         path = stored.seeds_file
         if path == STDIN:
             self.log("the seeds from standard input were not all read; give the rest with --seeds -")
             path = None
-        return self._seed_lines(stored.seeds, path)
+        return SeedLines(stored.seeds, path)
 
     def _default_name(self, head: list[SeedLine]) -> str:
         for line in head:
@@ -335,18 +318,12 @@ class _Crawl(Running):
                     "or --fresh to delete it and begin again"
                 )
             return sinks
-        path = Path(_absolute(given if given is not None else self._name + _SUFFIX))
-        check_writable(path)
-        if is_new and path.exists() and path.stat().st_size:
-            raise ConfigError(
-                f"{path} exists and is not of this crawl: name another file with -o, or delete it, or give --fresh"
-            )
-        return [SinkSpec(_sink_name(str(path)), str(path))]
+        return [new_sink(given, self._name, is_new=is_new)]
 
     async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
         """Delete a crawl and its output, and say what that was."""
         paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        paths[_absolute(self._options.output or self._name + _SUFFIX)] = None
+        paths[_absolute(self._options.output or self._name + SUFFIX)] = None
         files = [path for path in map(Path, paths) if path.is_file()]
         if "epoch" in state:
             status = await read_status(client, self._name)
@@ -399,18 +376,11 @@ class _Crawl(Running):
             sinks={sink.name: sink.path for sink in sinks},
             seeds=list(options.urls)[:_SEEDS_STORED_MAX] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
+            machine=before.machine or socket.gethostname(),
         )
 
 
 # -- parts without a state of their own
-
-
-def _check_memory(store: Store, settings: Settings) -> None:
-    if not store.memory_max_bytes and settings.memory_max_bytes is None:
-        raise ConfigError(
-            "this Redis has no memory limit and --memory-max is not given; one of the two must be set "
-            "(--memory-max 2GB, or redis-cli CONFIG SET maxmemory 2gb)"
-        )
 
 
 async def _set_memory(store: Store, settings: Settings) -> None:
@@ -420,29 +390,5 @@ async def _set_memory(store: Store, settings: Settings) -> None:
             await store.client.config_set("maxmemory", settings.memory_max_bytes)
 
 
-def _merged_scope(settings: Settings, head: Sequence[SeedLine], stored: Stored | None) -> Scope:
-    """Return the scope of the seeds, with the hosts and prefixes that the crawl had before."""
-    scope = Scope.from_settings(settings, (seed_url(line.text)[0] or "" for line in head))
-    if stored is None:
-        return scope
-    now = scope.state()
-    hosts, prefixes = (
-        list(dict.fromkeys([*stored.scope[part], *now[part]]))[:SEEDS_KEPT_MAX] for part in ("hosts", "prefixes")
-    )
-    return Scope(settings, settings.scope, hosts, prefixes)
-
-
-def _feeder(stored: Stored) -> str:
-    """Return the name of what a command offers: equal for the same seeds, so that another try ends what one began."""
-    if stored.seeds_file == STDIN:
-        return secrets.token_hex(8)  # what came by it comes only once
-    place = socket.gethostname() if stored.seeds_file is not None else ""
-    return blake2b(msgspec.json.encode((place, stored.seeds, stored.seeds_file)), digest_size=8).hexdigest()
-
-
 def _absolute(path: str) -> str:
     return os.path.abspath(path)
-
-
-def _sink_name(path: str) -> str:
-    return f"out-{blake2b(path.encode(), digest_size=4).hexdigest()}"

@@ -232,3 +232,16 @@ def given_settings(ctx: click.Context) -> dict[str, Given]:
 def is_typed(ctx: click.Context, name: str) -> bool:
     """Return whether a parameter was given on the command line, rather than by environment, file or default."""
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def place_of(ctx: click.Context) -> tuple[str, ...]:
+    """Return the options that say where a crawl is kept, as they must be typed again; passwords are left out."""
+    from streamcrawl.store.connection import redacted  # redis-py: not for --help
+
+    config = config_of(ctx)
+    place: list[str] = []
+    if config is not None and is_typed(ctx, "config"):
+        place += ["--config", config.path]
+    if is_typed(ctx, "redis_url"):
+        place += ["--redis", redacted(ctx.params["redis_url"])]
+    return tuple(place)

@@ -25,7 +25,7 @@ from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import Keys
-from streamcrawl.work.supervisor import SinkSpec, Supervisor
+from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Mapping, Sequence
@@ -45,6 +45,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """Name in Redis -> absolute path."""
     seeds: list[str] = []
     seeds_file: str | None = None
+    machine: str = ""
+    """Where it was created, and an output is begun that nobody has written to yet."""
 
 
 async def read_state(client: Redis, name: str) -> dict[str, str]:
@@ -81,6 +83,9 @@ class Job:
     pages_before: int = 0
     resume: str = ""
     """The command that goes on with it."""
+    home: str | None = None
+    """For who only helps: the machine where an output is begun that nobody has written to yet; others are continued
+    where they were written last. None for who may begin and continue them here."""
     stays_for: Collection[str] = ()
     """Words of the end after which this process waits for more."""
     feeding: Sequence[Coroutine[Any, Any, None]] = field(default_factory=tuple)
@@ -163,16 +168,19 @@ class Running:
         """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.
 
         One that is written on this machine keeps its path: the supervisor stands by and goes on when the writer dies.
+        Who only helps leaves one on another machine alone, whether somebody writes it now or not.
         """
         found = []
         status = await read_status(job.crawl.client, job.name)
-        workers = {worker.consumer: worker for worker in status.workers}
+        alive = {worker.consumer for worker in status.workers if worker.beat_age_ms < job.settings.lease_ms}
+        here = socket.gethostname()
         for sink in job.sinks:
             with mapped_errors():
-                owner: Any = await job.crawl.client.hget(job.crawl.first.keys.offsets, f"{sink.name}:owner")
-            writer = workers.get((owner or b"").decode())
-            if writer is not None and writer.beat_age_ms < job.settings.lease_ms and not _is_here(writer.info):
-                self.tell(f"the output is written by {writer.consumer}; this machine only fetches")
+                stored: Any = await job.crawl.client.hget(job.crawl.first.keys.offsets, f"{sink.name}:owner")
+            owner = (stored or b"").decode()
+            machine = machine_of(owner) or job.home or here
+            if machine != here and (owner in alive or job.home is not None):
+                self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:
                 found.append(sink)
@@ -258,14 +266,6 @@ class _DeafStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _is_here(info: str) -> bool:
-    """Return whether a worker's own report says that it runs, or ran, on this machine."""
-    try:
-        return bool(msgspec.json.decode(info, type=dict[str, Any])["machine"] == socket.gethostname())
-    except (msgspec.DecodeError, KeyError):
-        return False
 
 
 async def _watch_server(job: Job) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from streamcrawl.errors import ConfigError, StoreIncompatible, StoreUnavailable
 from streamcrawl.settings import check_name
 from streamcrawl.store.connection import check_server, connect, mapped_errors
-from streamcrawl.store.embedded import EmbeddedRedis
+from streamcrawl.store.embedded import LOCK_WAIT_S, EmbeddedRedis
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -91,25 +91,67 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
         async with _client(redis_url) as client:
             yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
         return
-    folder = FOLDER / check_name(name)
+    folder = embedded_folder(name)
     if not (folder / _DATA).is_dir():
-        others = ", ".join(embedded_names()) or "none"
-        raise ConfigError(
-            f"there is no crawl {name!r} in {FOLDER} (there: {others}); give --redis URL for one elsewhere"
-        )
+        raise _no_crawl(name)
     # No limit: what lies there was within one, and looking adds nothing.
     server = EmbeddedRedis(folder, memory_max_bytes=0)
+    async with running_store(name) as running:
+        if running is not None:
+            yield running
+            return
+    async with server, _client(server.url) as client:
+        yield Store(server.url, client, server, 0)
+
+
+@asynccontextmanager
+async def running_store(name: str) -> AsyncIterator[Store | None]:
+    """Yield the store of an embedded crawl that runs; None when it rests."""
+    server = EmbeddedRedis(embedded_folder(name), memory_max_bytes=0)
     async with _client(server.url) as client:
         try:
             with mapped_errors():
                 await client.ping()
         except StoreUnavailable:
-            pass
+            is_running = False
         else:
-            yield Store(server.url, client, None, 0)
-            return
-    async with server, _client(server.url) as client:
-        yield Store(server.url, client, server, 0)
+            is_running = True
+        yield Store(server.url, client, None, 0) if is_running else None
+
+
+async def delete_embedded(name: str, *, wait_s: float = LOCK_WAIT_S) -> None:
+    """Delete the folder of an embedded crawl, once nobody uses it; a deletion that broke off is ended.
+
+    Raises:
+        ConfigError: it is still in use after `wait_s`, or cannot be deleted.
+    """
+    await EmbeddedRedis(embedded_folder(name), memory_max_bytes=0, lock_wait_s=wait_s).delete()
+
+
+def embedded_folder(name: str) -> Path:
+    """Return where the embedded crawl of this name is, or would be.
+
+    Raises:
+        ConfigError: no crawl can be called that.
+    """
+    return FOLDER / check_name(name)
+
+
+def has_data(name: str) -> bool:
+    """Return whether there is an embedded crawl of this name; False when all that is left is its folder.
+
+    Raises:
+        ConfigError: there is nothing of this name.
+    """
+    folder = embedded_folder(name)
+    if not folder.is_dir():
+        raise _no_crawl(name)
+    return (folder / _DATA).is_dir()
+
+
+def _no_crawl(name: str) -> ConfigError:
+    others = ", ".join(embedded_names()) or "none"
+    return ConfigError(f"there is no crawl {name!r} in {FOLDER} (there: {others}); give --redis URL for one elsewhere")
 
 
 def embedded_names() -> list[str]:

@@ -24,6 +24,7 @@ from streamcrawl.store.keys import FETCH, GROUP, Keys
 from streamcrawl.store.shards import shards_in
 from streamcrawl.store.tuning import decode_given
 from streamcrawl.work.janitor import MEMORY_MARK
+from streamcrawl.work.seeds import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -779,7 +780,9 @@ def _feeder_text(feeder: FeederStatus) -> str:
     sign = "left before it was done" if feeder.sign_age_ms is None else f"last sign {span(feeder.sign_age_ms)} ago"
     if feeder.sign_age_ms is not None and not feeder.is_alive:
         sign += ", it is dead"
-    return f"{feeder.name}: {f'at {feeder.cursor}, ' if feeder.cursor else ''}{sign}"
+    cursor = Cursor.decode(feeder.cursor)
+    at = cursor.text if cursor is not None else feeder.cursor
+    return f"{feeder.name}: {f'at {at}, ' if at else ''}{sign}"
 
 
 def _failing_text(one: HostStatus) -> str:

@@ -225,6 +225,26 @@ class EmbeddedRedis:
                     os.close(descriptor)
             self._lifeline = self._crawl_lock = -1
 
+    async def delete(self) -> None:
+        """Delete the folder and all that is in it, while no crawl uses it. A deletion that broke off is ended by this.
+
+        Raises:
+            ConfigError: the folder is in use for longer than `lock_wait_s`, or cannot be deleted.
+        """
+        try:
+            self._crawl_lock = await self._lock_crawl()
+            server_lock = await self._lock_server()
+            try:
+                await asyncio.to_thread(_delete_folder, self.folder)
+            finally:
+                os.close(server_lock)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.folder} cannot be deleted: {error.strerror or error} ({error.filename})"
+            ) from error
+        finally:
+            await self.stop()  # no server: only the lock
+
     async def wait_ended(self) -> str:
         """Wait until the server ends without having been asked to; return a sentence that says how.
 
@@ -512,6 +532,17 @@ def check_owner(folder: Path, user_id: int) -> None:
         raise ConfigError(
             f"{folder} belongs to user {owner} and this process to user {user_id}: run as that user or chown the folder"
         )
+
+
+def _delete_folder(folder: Path) -> None:
+    """Delete a crawl's folder; its data first and at once, because half of it would still look like a crawl."""
+    data, deleted = folder / "appendonlydir", folder / "deleted"
+    if data.exists():
+        shutil.rmtree(deleted, ignore_errors=True)
+        data.rename(deleted)
+    shutil.rmtree(folder.resolve())
+    if folder.is_symlink():
+        folder.unlink()
 
 
 def _socket_path(folder: Path) -> Path:

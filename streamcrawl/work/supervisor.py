@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -24,7 +24,7 @@ from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import RESTING, Board, monotonic_ms
 from streamcrawl.work.budget import BudgetLoop
-from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
+from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, EXIT_REFUSED, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -271,6 +271,7 @@ class Supervisor:
             await asyncio.wait([child.settled for child in children], timeout=SETTLE_MAX_S)
 
     async def _drain_sinks(self, within_s: float) -> None:
+        """Wait until the sinks have written all that waits now; what workers elsewhere add is for the next writer."""
         deadline = monotonic_ms() + within_s * 1000
         # Only what is written here: where this supervisor stands by, another one has the time to write it.
         streams = [
@@ -279,16 +280,23 @@ class Supervisor:
             if child.role == "sink"
             for frontier in self._crawl
         ]
-        while streams and monotonic_ms() < deadline and not self._now.is_set():
-            try:
-                with mapped_errors():
-                    lengths = [await self._crawl.client.xlen(stream) for stream in streams]
-            except StoreError as error:
-                self._log(f"sinks: {error}; what they have not written yet stays in Redis")
-                return
-            if not any(lengths):
-                return
-            await asyncio.sleep(DRAIN_LOOK_S)
+        try:
+            newest = [await self._end_of(stream, "newest") for stream in streams]
+            while streams and monotonic_ms() < deadline and not self._now.is_set():
+                oldest = [await self._end_of(stream, "oldest") for stream in streams]
+                pairs = zip(oldest, newest, strict=True)
+                if all(first is None or last is None or first > last for first, last in pairs):
+                    return
+                await asyncio.sleep(DRAIN_LOOK_S)
+        except StoreError as error:
+            self._log(f"sinks: {error}; what they have not written yet stays in Redis")
+
+    async def _end_of(self, stream: str, which: Literal["oldest", "newest"]) -> tuple[int, ...] | None:
+        """Return the id of a stream's first or last entry; None when it is empty."""
+        client = self._crawl.client
+        with mapped_errors():
+            rows: Any = await (client.xrange if which == "oldest" else client.xrevrange)(stream, count=1)
+        return tuple(map(int, rows[0][0].split(b"-"))) if rows else None
 
     async def _watch_store(self) -> None:
         """Return when the store has been away for too long; every loop waits for it patiently by itself."""
@@ -329,7 +337,7 @@ class Supervisor:
         try:
             while not self._closing.is_set():
                 # A name is never used twice: what an earlier bearer still holds must not look like this one's.
-                consumer = f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+                consumer = new_consumer(role)
                 if sink is not None and not await self._become_writer(sink, consumer):
                     return
                 child = await self._start(role, consumer, sink)
@@ -340,10 +348,13 @@ class Supervisor:
                 await self._follow(child)
                 assert child.offspring is not None
                 code = await child.offspring.wait()
-                await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
-                self.children.remove(child)
-                child.board.close()
-                child.settled.set_result(None)
+                try:
+                    await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
+                finally:
+                    # Also where the store refuses it: who waits for the end of a child must not wait for nothing.
+                    self.children.remove(child)
+                    child.board.close()
+                    child.settled.set_result(None)
                 self._note_end(child, code)
                 if not child.is_ready:
                     await sleep_or_stop(self._closing, RESTART_PAUSE_S * 2**self._failed_starts)
@@ -457,6 +468,8 @@ class Supervisor:
             raise CrawlGone(child.error)
         if code == EXIT_CONFIG:
             raise ConfigError(child.error)
+        if code == EXIT_REFUSED:
+            raise StoreError(child.error)
         if self._closing.is_set():
             return
         if not child.is_ready:
@@ -473,6 +486,15 @@ class Supervisor:
 def _work_max_ms(settings: Settings) -> int:
     """Return how long a child may work at one entry before it is taken for hung."""
     return settings.handler_timeout_ms + settings.timeout_ms
+
+
+def new_consumer(role: str) -> str:
+    return f"{role}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def machine_of(consumer: str) -> str:
+    """Return the machine of a consumer's name; '' for none."""
+    return consumer.partition("-")[2].rpartition("-")[0].rpartition("-")[0]
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.shards import Shards
-from streamcrawl.work.seeds import SeedLoop, argument_lines
+from streamcrawl.work.seeds import SeedLines, SeedLoop
 from streamcrawl.work.watch import WatchLoop
 from tests.integration.snapshot import Lab, fast, wait_until
 from tests.redis_server import DURABLE, RedisServer
@@ -101,7 +101,7 @@ async def test_watch_says_a_restart_once_and_mends_counts(crawl_name: str) -> No
 
 
 def seed_loop(lab: Lab) -> SeedLoop:
-    lines = argument_lines(["http://a.test/", "http://b.test/"])
+    lines = SeedLines(["http://a.test/", "http://b.test/"])
     return SeedLoop(Shards([lab.frontier]), lines, make_settings(name="any"), lambda _: None, feeder="one")
 
 

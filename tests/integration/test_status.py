@@ -26,6 +26,7 @@ from streamcrawl.store.frontier import Beat
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given
+from streamcrawl.work.seeds import Cursor
 from tests.integration.snapshot import Lab, fast, links, near
 
 if TYPE_CHECKING:
@@ -353,18 +354,19 @@ async def test_workers_that_are_many_or_say_nonsense_are_shown(lab: Lab, crawl_n
 async def test_feeders_are_shown_with_cursor_and_last_sign(lab: Lab, crawl_name: str) -> None:
     for feeder, cursor in (("alive", "line 7"), ("dead", "")):
         await lab.frontier.feed(feeder, "begin", lease_ms=LEASE_MS, cursor=cursor)
-    await lab.frontier.feed("left", "leave", lease_ms=LEASE_MS, cursor="line 9")
+    left_at = Cursor(source="urls.txt", line=9, offset=200, new=7, known=1, refused=1)
+    await lab.frontier.feed("left", "leave", lease_ms=LEASE_MS, cursor=left_at.encode())
     now = await lab.now()
     await lab.client.hset(lab.keys.feeders, "dead", f"{now - 10_000} ")
     await lab.client.hset(lab.keys.feeders, "odd", "x")
     alive, dead, left, odd = (await read_status(lab.client, crawl_name)).feeders
     assert (alive.cursor, alive.is_alive, alive.sign_age_ms) == ("line 7", True, near(0))
     assert (dead.cursor, dead.is_alive, dead.sign_age_ms) == ("", False, near(LEASE_MS + 10_000))
-    assert (left.cursor, left.is_alive, left.sign_age_ms) == ("line 9", False, None)
+    assert (left.cursor, left.is_alive, left.sign_age_ms) == (left_at.encode(), False, None)
     assert odd.is_alive is False
     text = text_of(await read_status(lab.client, crawl_name))
     assert "alive: at line 7, last sign 0." in text
-    assert "left: at line 9, left before it was done" in text
+    assert "left: at urls.txt line 9 (7 new, 1 known, 1 refused), left before it was done" in text
     assert "it is dead" in text
 
 

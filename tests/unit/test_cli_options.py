@@ -169,7 +169,7 @@ def test_options_become_settings() -> None:
         "depth_max": Given(0, "--depth"),
         "obey_robots": Given(False, "--no-robots"),
         "deny": Given(("a", "b"), "--deny"),
-        "drop_params": Given(("tracking", "ref"), "--drop-params"),
+        "drop_params": Given(("ref", "tracking"), "--drop-params"),
         "sort_query": Given(False, "--sort-query"),
     }
 

@@ -1,0 +1,101 @@
+"""`streamcrawl worker`: its options and their help. What it does is in cli/worker_run.py."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streamcrawl.cli.options import (
+    CONTEXT,
+    Duration,
+    GroupedCommand,
+    GroupedOption,
+    config_option,
+    debug_option,
+    given_settings,
+    guarded,
+    place_of,
+    redis_option,
+)
+from streamcrawl.settings import ENVIRONMENT_PREFIX
+
+if TYPE_CHECKING:
+    from streamcrawl.errors import ExitCode
+
+
+@click.command("worker", cls=GroupedCommand, context_settings=CONTEXT)
+@click.argument("name")
+@redis_option(help="Redis that keeps the crawl, the same for all of its workers. [STREAMCRAWL_REDIS]")
+@click.option(
+    "--processes",
+    type=int,
+    metavar="N",
+    cls=GroupedOption,
+    setting="processes",
+    help="Worker processes on this machine. Default: 1.",
+)
+@click.option(
+    "--concurrency",
+    type=int,
+    metavar="N",
+    cls=GroupedOption,
+    setting="concurrency",
+    help="Fetches at a time in each process. Default: 64.",
+)
+@click.option(
+    "--grace",
+    "grace_ms",
+    type=Duration(),
+    cls=GroupedOption,
+    setting="grace_ms",
+    help="How long a stop waits for what is under way; what is not done by then is handed back. Default: 30s.",
+)
+@click.option(
+    "--json",
+    "is_json",
+    is_flag=True,
+    cls=GroupedOption,
+    envvar=ENVIRONMENT_PREFIX + "JSON",
+    help="Progress and summary as JSON lines on standard output.",
+)
+@click.option(
+    "--quiet",
+    "-q",
+    "is_quiet",
+    is_flag=True,
+    cls=GroupedOption,
+    envvar=ENVIRONMENT_PREFIX + "QUIET",
+    help="No progress and no summary; warnings and errors only.",
+)
+@config_option()
+@debug_option(envvar=ENVIRONMENT_PREFIX + "DEBUG")
+@guarded
+def command(
+    name: str,
+    redis_url: str | None,
+    processes: int | None,
+    concurrency: int | None,
+    grace_ms: int | None,
+    is_json: bool,
+    is_quiet: bool,
+    debug: bool,
+) -> ExitCode:
+    """Work at the crawl NAME on a shared Redis: fetch with everybody else who does, until it ends.
+
+    May be started on any machine, as often as wanted, at any moment: one that comes before its crawl waits for it, and
+    Ctrl-C or SIGTERM stops it in order, with nothing lost, repeated or left behind. While the crawl is paused, or
+    waits for seeds, it stays.
+
+    The settings of the crawl are those it was created with, or that `settings set` changed; an output is written by
+    one process at a time, on the machine that has its file, and another one there goes on when that one ends.
+
+    \b
+    streamcrawl worker wide --redis redis://10.0.0.5:6379/0 --processes 4
+    """
+    from streamcrawl.cli.worker_run import work
+
+    context = click.get_current_context()
+    return work(
+        name, redis_url, given=given_settings(context), place=place_of(context), is_json=is_json, is_quiet=is_quiet
+    )

@@ -1,0 +1,142 @@
+"""What `streamcrawl worker` does: waits for a crawl, joins it as it is, and works at it until it ends.
+
+It changes nothing of the crawl: no setting, no pause, no stop, and it offers no seeds. Start at `work`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+
+from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
+from streamcrawl.cli.store import Store, existing_store
+from streamcrawl.errors import ConfigError, ExitCode
+from streamcrawl.ops.status import counted, number, read_status
+from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
+from streamcrawl.store.shards import join_crawl
+from streamcrawl.store.tuning import read_tuned, settings_of
+from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.supervisor import SinkSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from streamcrawl.settings import Settings
+
+LOOK_S: Final = 0.5
+"""Between two looks for a crawl that is not there yet."""
+
+
+def work(
+    name: str,
+    redis_url: str | None,
+    *,
+    given: Mapping[str, Given],
+    place: tuple[str, ...],
+    is_json: bool,
+    is_quiet: bool,
+) -> ExitCode:
+    """Run the command; return its exit code.
+
+    Args:
+        given: Settings from options, environment and file. Those of this machine are used; the crawl has the others.
+        place: Options that say where the crawl is kept, for the command that goes on.
+
+    Raises:
+        StreamcrawlError: one line for the person who typed it, with the exit code.
+    """
+    check_name(name)
+    if redis_url is None:
+        raise ConfigError("say where the crawl is: --redis URL; one in ./.streamcrawl has the workers of its `crawl`")
+    local = {field: one for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
+    make_settings(name, local)  # a setting that cannot be must not be found out hours later, when the crawl comes
+    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
+    try:
+        return asyncio.run(worker.run(redis_url))
+    except asyncio.CancelledError:
+        worker.log("streamcrawl: interrupted")
+        return ExitCode.STOPPED
+
+
+class _Worker(Running):
+    """One run of the command."""
+
+    def __init__(
+        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+    ) -> None:
+        super().__init__(is_json=is_json, is_quiet=is_quiet)
+        self._name = name
+        self._given = given
+        self._place = place
+
+    async def run(self, redis_url: str) -> ExitCode:
+        self.listen()
+        async with existing_store(redis_url, self._name) as store:
+            stored = await self._wait_for_crawl(store)
+            crawl = await join_crawl(store.client, self._name)
+            tuned = await read_tuned(crawl)
+            local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
+            settings = settings_of(crawl, self._name, tuned.given, **local)
+            compare_given(self._name, self._given, settings, self.log)
+            status = await read_status(store.client, self._name)
+            self.tell(
+                f"joining crawl {self._name}: {counted(status.page('done'), 'page')} done, "
+                f"{number(status.page('queued'))} queued, {number(status.slots)} slots at work elsewhere"
+                + "; it is paused"
+                * status.is_paused
+            )
+            return await self.run_crawl(
+                Job(
+                    name=self._name,
+                    store=store,
+                    crawl=crawl,
+                    settings=settings,
+                    version=tuned.version,
+                    scope=stored.scope,
+                    sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
+                    pages_before=status.page("done"),
+                    resume=shlex.join(["streamcrawl", "worker", self._name, *self._place]),
+                    home=stored.machine,
+                    stays_for=("UNFED",),
+                )
+            )
+
+    async def _wait_for_crawl(self, store: Store) -> Stored:
+        """Return what the crawl was begun with, once it is there as a whole: who creates it stores that last."""
+        patience = Patience("waiting", self.log)
+        is_told = False
+        while True:
+            state = await until_answered(lambda: read_state(store.client, self._name), patience)
+            if "epoch" in state and (stored := read_stored(state)) is not None:
+                return stored
+            if not is_told:
+                is_told = True
+                self.log(f"waiting for crawl {self._name}: it is not there yet")
+            await asyncio.sleep(LOOK_S)
+
+
+def compare_given(name: str, given: Mapping[str, Given], settings: Settings, log: Callable[[str], None]) -> None:
+    """Say which settings that were given here do not count, because the crawl has others.
+
+    Raises:
+        ConfigError: one of them says what the crawl is.
+    """
+    ignored: list[str] = []
+    for field, one in given.items():
+        kind, reason = CLASSES[field]
+        has: Any = getattr(settings, field)
+        if kind is SettingClass.LOCAL or one.value == has:
+            continue
+        asked = f"{key_of(field)} {show_value(field, one.value)} ({one.source})"
+        if kind is SettingClass.IDENTITY:
+            raise ConfigError(
+                f"crawl {name!r} has {key_of(field)} {show_value(field, has)} and not {asked}, which cannot "
+                f"change ({reason}): leave it out"
+            )
+        ignored.append(f"{asked}, it has {show_value(field, has)}")
+    if ignored:
+        log(
+            f"not followed here, because it is the crawl's: {'; '.join(ignored)}; change it for everybody: "
+            f"streamcrawl settings set {name} KEY=VALUE"
+        )

@@ -17,10 +17,13 @@ import msgspec
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.rules.urls import hostname_of, registrable_domain
+from streamcrawl.settings import SCHEMA
+from streamcrawl.settings import SettingClass, fields_of
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.frontier import Frontier, open_shard
+from streamcrawl.store.frontier import Frontier, open_shard, other_schema
 from streamcrawl.store.keys import CRAWLS, ROOT, Keys
 from streamcrawl.store.scripts import Scripts
+from streamcrawl.store.upgrade import upgrade_crawl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,19 +79,27 @@ class Shards:
 
 
 async def open_crawl(
-    client: Redis, settings: Settings, *, sinks: Sequence[str] = (), given: bytes = b""
+    client: Redis,
+    settings: Settings,
+    *,
+    sinks: Sequence[str] = (),
+    given: bytes = b"",
+    is_alone: bool = False,
+    log: Callable[[str], None] | None = None,
 ) -> tuple[Shards, bool]:
-    """Create the crawl or join it as it is; what was stopped for a limit goes on.
+    """Create the crawl or join it as it is; what was stopped for a limit goes on. One of an older schema is upgraded.
 
     Args:
         given: JSON of what its settings were set to, kept when the crawl is new.
+        is_alone, log: As `upgrade_crawl` takes them.
 
     Returns:
         The crawl, and whether it was created by this call.
 
     Raises:
-        StoreIncompatible, ConfigError: as `open_shard` says.
+        StoreIncompatible, ConfigError: as `open_shard` and `upgrade_crawl` say.
     """
+    await upgrade_crawl(client, settings.name, is_alone=is_alone, log=log)
     first, is_new = await open_shard(client, settings, sinks=sinks, given=given)
     frontiers = [first]
     for shard in range(1, settings.shards):
@@ -102,19 +113,26 @@ async def open_crawl(
     return crawl, is_new
 
 
-async def join_crawl(client: Redis, name: str) -> Shards:
+async def join_crawl(client: Redis, name: str, *, is_only_read: bool = False) -> Shards:
     """Return a crawl that is there, with as many shards as it has; nothing is changed.
+
+    Args:
+        is_only_read: Nothing of it will be written, so it may be of an older schema.
 
     Raises:
         ConfigError: there is no such crawl, or not all of its shards.
+        StoreIncompatible: it is of another schema.
         StoreError: as every call of the store.
     """
     epoch: Any
     identity: Any
+    schema: Any
     with mapped_errors():
-        epoch, identity = await client.hmget(Keys(name).state, ["epoch", "identity"])
+        epoch, identity, schema = await client.hmget(Keys(name).state, ["epoch", "identity", "schema"])
         if epoch is None:
             raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
+        if int(schema or 0) > SCHEMA or (int(schema or 0) < SCHEMA and not is_only_read):
+            raise other_schema(name, schema)
         every = [Keys(name, shard) for shard in range(shards_in(identity))]
         async with client.pipeline(transaction=False) as pipe:
             for keys in every:
@@ -138,12 +156,14 @@ def shards_in(identity: bytes | str | None) -> int:
 
 
 def identity_in(identity: bytes | str | None) -> dict[str, Any]:
-    """Return the stored identity settings of a crawl by field: `shards` always, of the others what is set."""
+    """Return the stored identity settings of a crawl by field: `shards` always, of the others what is set. What is no
+    identity setting of this version is left out; whoever opens the crawl is refused for it (open.lua)."""
     try:
         stored = msgspec.json.decode(identity or b"{}", type=dict[str, Any])
     except msgspec.DecodeError:
         stored = {}
-    return {"shards": 1} | {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    known = {field: stored[field] for field in fields_of(SettingClass.IDENTITY) if field in stored}
+    return {"shards": 1} | {field: tuple(value) if isinstance(value, list) else value for field, value in known.items()}
 
 
 async def crawl_names(client: Redis) -> list[str]:

@@ -206,7 +206,9 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         for end in ("dead", "dropped"):
             reasons = sum(n for name, n in totals.items() if name.startswith(f"{line}.{end}."))
             expect(f"{line}.{end} by reason", count[end], reasons)
-    expect("seeds that are not ended", totals.get("seed.created", 0) - totals.get("seed.ended", 0), seeds)
+    if "upgraded_from" not in fields:
+        # Schema 1 did not count them, nor do its workers that run on.
+        expect("seeds that are not ended", totals.get("seed.created", 0) - totals.get("seed.ended", 0), seeds)
     for sink in filter(None, str(fields.get("sinks", "")).split(",")):
         waiting = len(state[f"{FETCH_STREAM}:{sink}"]["entries"])
         expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)

@@ -24,7 +24,7 @@ from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, nea
 from tests.unit.test_scripts import words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from redis.asyncio import Redis
 
@@ -107,7 +107,7 @@ async def refused(lab: Lab, error: type[Exception], words: str, **values: Any) -
 async def other_schema(open_lab: OpenLab) -> None:
     lab = await open_lab()
     await lab.client.hset(lab.keys.state, "schema", SCHEMA + 1)
-    await refused(lab, StoreIncompatible, "another version")
+    await refused(lab, StoreIncompatible, "a newer version")
 
 
 @case("open", "IDENTITY")
@@ -1160,6 +1160,62 @@ async def sink_commit_replaced(open_lab: OpenLab) -> None:
     assert await lab.changes(written(lab, ids)) == (("REPLACED", None), {})
 
 
+# -- upgrade
+
+
+async def of_schema_1(open_lab: OpenLab) -> Lab:
+    """A crawl in which the state says what an older version's would; test_upgrade.py has a real one."""
+    lab = await open_lab()
+    now = await lab.now()
+    await lab.client.hset(lab.keys.state, mapping={"schema": 1, "feeder:one": now + 60_000, "feeder:two": 0})
+    await lab.client.hdel(lab.keys.state, "version", "settings")
+    return lab
+
+
+async def upgraded(lab: Lab, *, lease_ms: int, was: Sequence[str] = (), values: Sequence[str] = ()) -> list[Any]:
+    pack = msgspec.msgpack.encode
+    run = Scripts(lab.client, lab.keys.state).run
+    return await run("upgrade", lab.frontier.epoch, pack(list(was)), pack(list(values)), lease_ms)
+
+
+@case("upgrade", "UPGRADED")
+async def upgrade_done(open_lab: OpenLab) -> None:
+    lab = await of_schema_1(open_lab)
+    asked = upgraded(lab, lease_ms=0, was=["delay_ms", "0", "crawl", ""], values=["version", "1", "delay_ms", ""])
+    answer, changed = await lab.changes(asked)
+    assert answer == [b"UPGRADED"]
+    assert changed.pop("feeders") == {"one": (None, "0 "), "two": (None, "0 ")}
+    assert set(changed) == {"state"}
+    state = await lab.client.hgetall(lab.keys.state)
+    assert {b"delay_ms", b"feeder:one", b"feeder:two"} & set(state) == set()
+    assert (state[b"schema"], state[b"upgraded_from"], state[b"version"]) == (b"2", b"1", b"1")
+
+
+@case("upgrade", "SCHEMA")
+async def upgrade_again(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    assert await lab.changes(upgraded(lab, lease_ms=0, values=["cap", "9"])) == ([b"SCHEMA", b"2"], {})
+
+
+@case("upgrade", "CHANGED")
+async def upgrade_of_what_has_changed(open_lab: OpenLab) -> None:
+    lab = await of_schema_1(open_lab)
+    for was in (["crawl", "{}"], ["delay_ms", ""]):
+        assert await lab.changes(upgraded(lab, lease_ms=0, was=was, values=["cap", "9"])) == ([b"CHANGED"], {})
+    await lab.client.hset(lab.keys.state, "schema", SCHEMA)
+
+
+@case("upgrade", "FEEDING")
+async def upgrade_while_seeds_are_offered(open_lab: OpenLab) -> None:
+    lab = await of_schema_1(open_lab)
+    await lab.frontier.beat([Beat("w1", FETCH_STREAM, 3, "{}")], lease_ms=1000)
+    answer, changed = await lab.changes(upgraded(lab, lease_ms=30_000, values=["cap", "9"]))
+    assert (answer, changed) == ([b"FEEDING", b"one"], {})
+    # A feeder that gave no sign for a lease is gone, whoever else is alive.
+    await lab.let_pass(60_001)
+    assert await upgraded(lab, lease_ms=30_000) == [b"UPGRADED"]
+
+
 # -- all of them
 
 
@@ -1201,6 +1257,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
     "sink_open": ("out", "s9", 1000, 5),
     "start": (FENCE, A, 100, 0),
+    "upgrade": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["cap", "2"]), 0),
     "tune": (2, "{}", msgspec.msgpack.encode(["cap", "2"])),
 }
 

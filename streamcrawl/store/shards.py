@@ -17,8 +17,7 @@ import msgspec
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.rules.urls import hostname_of, registrable_domain
-from streamcrawl.settings import SCHEMA
-from streamcrawl.settings import SettingClass, fields_of
+from streamcrawl.settings import SCHEMA, SettingClass, fields_of
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Frontier, open_shard, other_schema
 from streamcrawl.store.keys import CRAWLS, ROOT, Keys

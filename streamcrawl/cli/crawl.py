@@ -12,6 +12,7 @@ from streamcrawl.cli.options import (
     GroupedCommand,
     GroupedOption,
     Limit,
+    Names,
     OnePath,
     Size,
     config_option,
@@ -106,6 +107,25 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=START,
     setting="pages_per_host_max",
     help="Leave out what a host has beyond N pages. Default: no limit.",
+)
+@_option(
+    "--drop-params",
+    "drop_params",
+    type=Names(),
+    metavar="NAME,NAME*",
+    group=START,
+    setting="drop_params",
+    help="Take these query parameters out of every URL; tracking stands for utm_*, fbclid, gclid and their like, "
+    "sessions for session ids, also in the path. Fixed when the crawl is created. Default: none.",
+)
+@_option(
+    "--sort-query/--no-sort-query",
+    "sort_query",
+    default=None,
+    group=START,
+    setting="sort_query",
+    help="Put query parameters into the order of their names. Fixed when the crawl is created. Default: as they are "
+    "written.",
 )
 @_option(
     "-o",

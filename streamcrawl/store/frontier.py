@@ -26,7 +26,7 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -56,7 +56,7 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
 _DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots|seed)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -115,6 +115,8 @@ class Commit:
     links: Links = field(default_factory=Links)
     items: Sequence[str | bytes] = ()
     """Flat: sink, record, sink, record, …"""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Links of the page that are not followed, by reason (`LeftOut`)."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -129,6 +131,7 @@ class Commit:
                 _as_text(self.detail),
                 _as_text(self.links.flat),
                 _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
             )
         )
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OPTIONS = """
     -o --name --redis --processes --concurrency --depth --max-pages --max-pages-per-host --scope --allow --deny --seeds
     --delay --host-concurrency --no-robots --user-agent --timeout --min-rate --max-body --lease --frontier-max
-    --memory-max --fresh --resume --json --quiet --config --shards --robots
+    --memory-max --drop-params --sort-query --fresh --resume --json --quiet --config --shards --robots
 """
 README = (REPOSITORY / "README.md").read_text()
 OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text()

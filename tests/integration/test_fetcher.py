@@ -9,7 +9,10 @@ import tracemalloc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamcrawl.errors import (
     BadRedirect,
@@ -23,6 +26,7 @@ from streamcrawl.errors import (
     ProtocolError,
     TlsError,
 )
+from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import Settings, make_settings
 from streamcrawl.web.fetcher import READ_BUFFER_BYTES, Fetcher
 from tests.site.server import SiteProcess, SiteSpec
@@ -138,6 +142,31 @@ async def test_the_url_goes_on_the_wire_byte_for_byte(fetcher: Fetcher, target: 
         await fetcher.fetch(server.origin + target)
         expected = "/" if target == "/?" else target  # canonical URLs have no empty query
         assert server.heads[0].startswith(f"GET {expected} HTTP/1.1\r\n".encode())
+
+
+ODD = st.sampled_from(
+    ["%", "%2", "%2f", "%2F", "%zz", "%25", "%00", "%0d%0a", "+", " ", "\t", "é", "€", "😀", "\ud800", "\x7f", "\x00",
+     '"', "<", ">", "\\", "^", "`", "{", "|", "}", "[", "]", "'", "~", "/", "//", ".", "..", "%2e", "%2E%2e", ";", "=",
+     "&", ":", "@", ",", "$", "!", "*", "(", ")", "?", "#"]
+)  # fmt: skip
+ODD_TEXT = st.lists(ODD | st.text(max_size=3), max_size=12).map("".join)
+
+
+@given(st.lists(st.tuples(ODD_TEXT, ODD_TEXT), min_size=20, max_size=40))
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_any_canonical_url_goes_on_the_wire_byte_for_byte(pairs: list[tuple[str, str]]) -> None:
+    async def fetch_all() -> None:
+        async with raw_server(lambda *_: ok()) as server, Fetcher(settings()) as fetcher:
+            for path, query in pairs:
+                url = canonical_url(f"{server.origin}/{path}?{query}")
+                assert url is not None
+                server.heads.clear()
+                await fetcher.fetch(url)
+                [head] = server.heads
+                assert head.startswith(b"GET " + split_url(url)[1].encode("ascii") + b" HTTP/1.1\r\n")
+                assert head.count(b"\r\nHost: %b\r\n" % server.origin.removeprefix("http://").encode()) == 1
+
+    asyncio.run(fetch_all())
 
 
 async def test_headers_say_who_we_are_and_what_we_can_decode(fetcher: Fetcher) -> None:

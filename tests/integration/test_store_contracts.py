@@ -387,6 +387,22 @@ async def commit_done(open_lab: OpenLab) -> None:
     }
 
 
+async def test_commit_counts_links_that_are_left_out(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3))
+    [held] = await lab.take()
+    commit = lab.commit_of(held, left_out={"trap_query": 2, "depth": 7})
+    committed, changed = await lab.changes(lab.commit(commit, commit))
+    assert committed.words == ["DONE", "LEASE_LOST"]
+    counted = {name: count for name, count in changed["totals"].items() if name.startswith("links.")}
+    assert counted == {"links.trap_query": (None, 2), "links.depth": (None, 7)}
+    # A worker of the version before says nothing of them.
+    [held] = await lab.take()
+    packed = msgspec.msgpack.decode(lab.commit_of(held).pack())
+    older = msgspec.msgpack.encode(packed[:10])
+    assert (await lab.frontier.commit("w1", [older], 0)).words == ["DONE"]
+
+
 @case("commit", "LEASE_LOST")
 async def commit_lease_lost(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
@@ -410,6 +426,10 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
         lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+        lab.commit_of(held, left_out={"Trap": 1}),
+        lab.commit_of(held, left_out={"x" * 33: 1}),
+        lab.commit_of(held, left_out={"depth": -1}),
+        lab.commit_of(held, left_out=dict.fromkeys("abcdefghijklmnopq", 1)),
     ):
         committed, changed = await lab.changes(lab.commit(broken))
         assert (committed.words, changed) == (["INVALID"], {})

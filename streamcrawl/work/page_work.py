@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, StoreError, TooManyRedirects
+from streamcrawl.errors import (
+    CodecError,
+    ConnectTimeout,
+    FetchError,
+    FetchTimeout,
+    LeaseLost,
+    RedirectLoop,
+    StageError,
+    StoreError,
+    TooManyRedirects,
+)
 from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import parse_retry_after_ms
 from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.board import Board
+    from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
 """A host that is due later than this gets its task back: the slot has better to do."""
@@ -121,9 +132,11 @@ class PageWork:
         board: Board,
         sinks: Sequence[str],
         *,
+        stalls: StallWatch,
         on_stuck: Callable[[], None],
     ) -> None:
         """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
+        self._stalls = stalls
         self._settings = settings
         self._scope = scope
         self._crawl = crawl
@@ -220,6 +233,18 @@ class PageWork:
             return False
         return True
 
+    def _was_ours(self, error: FetchError, since: float) -> bool:
+        """Return whether a fetch that began then had no chance, because this process stood still most of the time."""
+        # Counted as an attempt of the page, and as a failure of its host, a sleeping laptop would bury both.
+        limit_s = self._settings.timeout_ms / 1000
+        if isinstance(error, ConnectTimeout):
+            limit_s = min(limit_s, self._settings.connect_timeout_ms / 1000)
+        elif isinstance(error, FetchTimeout):
+            limit_s = min(limit_s, self._settings.read_timeout_ms / 1000)
+        else:
+            return False
+        return self._stalls.stalled_s(since) > limit_s / 2
+
     def _pace(self, entry: Entry) -> Pace:
         """Return how polite to be; entries of an older version of streamcrawl do not say, and go by the settings."""
         delay_ms = int(entry.fields.get(b"delay", self._settings.delay_ms))
@@ -273,6 +298,7 @@ class PageWork:
         url, hops = task.url, []
         while True:
             self._board.begin(index)
+            started = time.monotonic()
             try:
                 answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
                 if answer.location is None:
@@ -284,6 +310,8 @@ class PageWork:
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
             except FetchError as error:
+                if self._was_ours(error, started):
+                    return Ending(None, is_begun=True)
                 return self._failed(entry, task, error)
             host, path = split_url(url)
             if host != task.host:

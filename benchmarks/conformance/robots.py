@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.robotparser import RobotFileParser
 
-from streamcrawl.rules.robots_rules import RobotsRules, normal_form
+from streamcrawl.rules.robots_rules import RobotsRules, normal_form, whole_lines
 from streamcrawl.rules.urls import canonical_url
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def in_normal_form(question: Question) -> tuple[bytes, str, str]:
 def files_of(data: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(data.rglob("*")):
         if path.is_file():
-            yield path.name, path.read_bytes()
+            # Google's crawler cuts longer ones as we do; its parser leaves that to the crawler.
+            yield path.name, whole_lines(path.read_bytes())
 
 
 def main() -> None:

@@ -178,6 +178,25 @@ def verdict_for_status(status: int) -> StatusVerdict:
     return "retry"
 
 
+def verdict_ttl_ms(cache_control: str | None, least_ms: int, most_ms: int) -> int:
+    """Return how long the answer to a fetch of /robots.txt holds: what its Cache-Control says, within bounds.
+
+    Args:
+        cache_control: The header; several of them joined by commas. None when there was none: then the most.
+        least_ms: Of an answer that asks for less, or not to be kept at all. The most wins over it.
+    """
+    ttl_ms = most_ms
+    for directive in (cache_control or "").lower().split(","):
+        name, _, value = directive.partition("=")
+        name, value = name.strip(), value.strip(' \t"')
+        if name in ("no-store", "no-cache"):
+            ttl_ms = 0
+        elif name == "max-age" and value.isascii() and value.isdigit():
+            # Ten digits are three centuries, and Python refuses to read some thousands of them.
+            ttl_ms = min(ttl_ms, int(value[-10:] if len(value.lstrip("0")) <= 10 else "9" * 10) * 1000)
+    return min(max(ttl_ms, least_ms), most_ms)
+
+
 def product_of(user_agent: str) -> str:
     """Return the product token of a User-Agent header, by which the groups of a file are meant.
 

@@ -176,6 +176,7 @@ class Fetcher:
         *,
         referrer: str | None = None,
         body_max_bytes: int | None = None,
+        is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> Answer:
@@ -185,6 +186,7 @@ class Fetcher:
             url: Goes on the wire byte for byte. Credentials in it are left out.
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
+            is_cut: Of a longer body the beginning is the answer; its connection is closed.
             headers: Sent with this request, over the ones sent always.
             on_sent: Called when the request goes out, after DNS and connecting.
 
@@ -230,7 +232,7 @@ class Fetcher:
                 body = await _read_redirect_body(response)
             else:
                 location = None
-                body = await _read_body(response, url, body_max)
+                body = await (_read_start if is_cut else _read_body)(response, url, body_max)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -516,6 +518,26 @@ async def _read_body(response: ClientResponse, url: str, body_max: int) -> bytes
     if body is None or len(body) > body_max:
         raise BodyTooLarge(f"the body has more than {body_max} bytes", url)
     return body
+
+
+async def _read_start(response: ClientResponse, url: str, body_max: int) -> bytes:
+    """Return the decoded body, or its first `body_max` bytes and close.
+
+    Raises:
+        FetchError: not even so much came, or its coding is broken.
+    """
+    blocks: list[bytes] = []
+    missing = body_max
+    try:
+        while block := await response.content.readany():
+            blocks.append(block[:missing])
+            missing -= len(blocks[-1])
+            if missing == 0:
+                response.close()
+                break
+    except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+        raise fetch_error(error, url, is_unanswered=False) from error
+    return b"".join(blocks)
 
 
 async def _read_redirect_body(response: ClientResponse) -> bytes:

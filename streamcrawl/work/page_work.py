@@ -23,13 +23,13 @@ from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import parse_retry_after_ms
 from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
-from streamcrawl.rules.robots_rules import verdict_for_status
+from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
-from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdict
+from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -390,7 +390,8 @@ class PageWork:
             while True:
                 answer = await self._fetcher.fetch(
                     url,
-                    body_max_bytes=2 * ROBOTS_MAX_BYTES,
+                    body_max_bytes=BODY_MAX_BYTES + 1,  # the one by which it shows that its last line is not whole
+                    is_cut=True,
                     on_sent=self._on_sent(entry, task),
                 )
                 if answer.location is None:
@@ -410,7 +411,7 @@ class PageWork:
         except FetchError as error:
             if error.is_unanswered or error.is_retryable:
                 return self._unanswered(entry, task, error.kind)
-            # A robots.txt that is endless, or whose redirect leads nowhere, is one that the host does not offer.
+            # A robots.txt whose coding is broken, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
@@ -421,7 +422,9 @@ class PageWork:
             return ending
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
-        detail = (text, self._settings.robots_ttl_ms, delay_ms)
+        control = None if answer is None else ", ".join(answer.headers.getall("Cache-Control", ()))
+        ttl_ms = verdict_ttl_ms(control, self._settings.robots_ttl_min_ms, self._settings.robots_ttl_ms)
+        detail = (text, ttl_ms, delay_ms, KEPT_UNREACHABLE_MS if said == "parse" else KEPT_SPARE_MS)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
         return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
 

@@ -13,6 +13,7 @@ from streamcrawl.rules.robots_rules import (
     deciding_line,
     product_of,
     verdict_for_status,
+    verdict_ttl_ms,
     whole_lines,
 )
 from streamcrawl.rules.urls import canonical_url
@@ -390,3 +391,22 @@ def test_deciding_line_agrees_with_what_is_allowed(lines: list[str], path: str) 
     others = body.splitlines()
     others[found.number - 1] = "Disallow:"
     assert deciding_line("\n".join(others), AGENT, url) != found
+
+
+@pytest.mark.parametrize(
+    ("cache_control", "expected_ms"),
+    [
+        (None, 86_400_000), ("", 86_400_000), ("max-age=7200", 7_200_000), ("public, MAX-AGE = \"7200\"", 7_200_000),
+        ("max-age=60", 3_600_000), ("max-age=0", 3_600_000), ("no-store", 3_600_000), ("no-cache, max-age=9", 3_600_000),
+        ("max-age=999999", 86_400_000), ("max-age=" + "9" * 5000, 86_400_000),
+        ("max-age=" + "0" * 5000 + "7200", 7_200_000),
+        ("max-age=-1", 86_400_000), ("max-age=x", 86_400_000), ("max-age=²", 86_400_000), ("s-maxage=7200", 86_400_000),
+        ("max-age=9000, max-age=7200", 7_200_000),
+    ],
+)  # fmt: skip
+def test_cache_control_says_within_bounds_how_long_a_verdict_holds(cache_control: str | None, expected_ms: int) -> None:
+    assert verdict_ttl_ms(cache_control, 3_600_000, 86_400_000) == expected_ms
+
+
+def test_longest_time_wins_over_the_least() -> None:
+    assert verdict_ttl_ms("no-store", 3_600_000, 1000) == 1000

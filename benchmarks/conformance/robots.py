@@ -52,7 +52,10 @@ class Question(NamedTuple):
 
 
 def urls_of(text: str) -> list[str]:
-    """Return the canonical URLs that a file is asked about."""
+    """Return the canonical URLs that a file is asked about.
+
+    Not its own: that is always allowed (RFC 9309 section 2.2.2), which Google's parser leaves to the crawler.
+    """
     patterns = list(dict.fromkeys(_PATTERN.findall(text)))
     step = max(1, len(patterns) // PATTERNS_MAX)
     paths = ["/", "/index.html", "/a/b?c=d"]
@@ -60,7 +63,7 @@ def urls_of(text: str) -> list[str]:
         path = "/" + pattern.rstrip("$").replace("*", "x").lstrip("/")
         paths += [path, f"{path}z?q=1", path.removesuffix("/")]
     urls = (canonical_url(SITE + path) for path in paths)
-    return list(dict.fromkeys(url for url in urls if url is not None))
+    return list(dict.fromkeys(url for url in urls if url is not None and "/robots.txt" not in url))
 
 
 def urllib_allows(body: bytes, agent: str) -> Callable[[str], bool]:

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES
-from tests.integration.drive import CrawlRun, Talker, by_host, crawling, html, plain, until
+from tests.integration.drive import CrawlRun, Talker, by_host, crawling, html, overlap_max, plain, until, violations
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
@@ -267,3 +267,52 @@ async def test_bytes_that_are_no_text_are_compared_as_bytes(redis_server: RedisS
             assert await run.word() == "ENDED"
             assert (await run.totals())["page.dropped.robots"] == 1
         assert len(talker.requests) == 2
+
+
+async def test_redirect_to_another_host_is_followed_in_that_hosts_turn(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    async with Talker({ROBOTS: plain("User-agent: *\nDisallow: /no\n"), "/no": html()}) as other:
+        for number in range(8):
+            other.answers[f"/{number}"] = html()
+        moved = html(status=301, Location=f"{other.origin}/robots.txt")
+        async with Talker({ROBOTS: moved, "/no": html(), "/yes": html()}) as one:
+            seeds = [f"{one.origin}/no", f"{one.origin}/yes", *(f"{other.origin}/{number}" for number in range(8))]
+            async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True, delay_ms=100) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                totals = await run.totals()
+                assert (totals["page.done"], totals["page.dropped.robots"], totals["robots.done"]) == (9, 1, 2)
+            assert [request.path for request in one.requests] == [ROBOTS, "/yes"]
+            # Once for itself and once for the other, and never two at a time or before its delay.
+            assert Counter(request.path for request in other.requests)[ROBOTS] == 2
+            assert violations(other.requests, cap=1, delay_ms=100) == []
+
+
+async def test_redirect_to_a_host_that_is_busy_makes_room(redis_server: RedisServer, crawl_name: str) -> None:
+    async def slow(_: int) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.Response(text="x")
+
+    pages = {f"/{number}": slow for number in range(60)}
+    async with Talker({ROBOTS: plain("User-agent: *\nDisallow: /no\n"), **pages}) as other:
+        moved = html(status=302, Location=f"{other.origin}/robots.txt")
+        async with Talker({ROBOTS: moved, "/no": html()}) as one:
+            seeds = [*(other.origin + path for path in pages), f"{one.origin}/no"]
+            async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                assert (await run.totals())["page.dropped.robots"] == 1
+            assert overlap_max(other.requests) == 1
+
+
+async def test_redirect_to_a_host_that_does_not_answer_is_no_permission(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    with SiteProcess(SiteSpec(hosts=2, refusing_hosts=(2,))) as site:
+        async with Talker({ROBOTS: html(status=302, Location=site.url(2, ROBOTS)), "/": html()}) as one:
+            async with crawling(redis_server.url, crawl_name, [one.origin], **GIVING_UP) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                assert (await run.totals()).get("page.done", 0) == 0
+            assert {request.path for request in one.requests} == {ROBOTS}

@@ -397,7 +397,8 @@ def test_deciding_line_agrees_with_what_is_allowed(lines: list[str], path: str) 
     ("cache_control", "expected_ms"),
     [
         (None, 86_400_000), ("", 86_400_000), ("max-age=7200", 7_200_000), ("public, MAX-AGE = \"7200\"", 7_200_000),
-        ("max-age=60", 3_600_000), ("max-age=0", 3_600_000), ("no-store", 3_600_000), ("no-cache, max-age=9", 3_600_000),
+        ("max-age=60", 3_600_000), ("max-age=0", 3_600_000), ("no-store", 3_600_000),
+        ("no-cache, max-age=9", 3_600_000),
         ("max-age=999999", 86_400_000), ("max-age=" + "9" * 5000, 86_400_000),
         ("max-age=" + "0" * 5000 + "7200", 7_200_000),
         ("max-age=-1", 86_400_000), ("max-age=x", 86_400_000), ("max-age=²", 86_400_000), ("s-maxage=7200", 86_400_000),

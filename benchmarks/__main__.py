@@ -28,6 +28,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),
     "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),
     "site": Benchmark("The site itself, to be crawled by hand.", None, "until Ctrl-D"),
 }

@@ -79,13 +79,11 @@ class _File(NamedTuple):
 
 
 class RobotsRules:
-    """The rules of one robots.txt for one user agent. Immutable; build it with `parse`, `allow_all` or `deny_all`."""
+    """The rules of one robots.txt for one user agent. Immutable; build it with `parse` or `allow_all`."""
 
-    __slots__ = ("_default", "_lengths", "_plain", "_wild", "crawl_delay_ms", "sitemaps")
+    __slots__ = ("_lengths", "_plain", "_wild", "crawl_delay_ms", "sitemaps")
 
-    def __init__(self, file: _File | None, *, default: bool) -> None:
-        self._default = default
-        """The answer for every URL that no rule is about."""
+    def __init__(self, file: _File | None) -> None:
         delay_s = None if file is None else file.crawl_delay_s
         self.crawl_delay_ms: Final[int | None] = (
             None if delay_s is None else round(min(delay_s, _CRAWL_DELAY_MAX_S) * 1000)
@@ -116,24 +114,19 @@ class RobotsRules:
             body: The file, of which at most 500 KiB are read.
             user_agent: As it is sent; see `product_of`.
         """
-        return cls(_read(_octets_of(body), product_of(user_agent)), default=True)
+        return cls(_read(_octets_of(body), product_of(user_agent)))
 
     @classmethod
     def allow_all(cls) -> RobotsRules:
         """Return the rules of a host that has no robots.txt (RFC 9309 section 2.3.1.3)."""
-        return cls(None, default=True)
-
-    @classmethod
-    def deny_all(cls) -> RobotsRules:
-        """Return the rules of a host whose robots.txt cannot be reached (RFC 9309 section 2.3.1.4)."""
-        return cls(None, default=False)
+        return cls(None)
 
     def allows(self, url: str) -> bool:
         """Return whether a canonical URL of this host may be fetched; its /robots.txt always may (section 2.2.2)."""
         if _is_robots_txt(url):
             return True
         rule = self._deciding(url)
-        return self._default if rule is None else rule.is_allow
+        return rule is None or rule.is_allow
 
     def _deciding(self, url: str) -> _Rule | None:
         """Return the strongest rule that matches."""

@@ -131,11 +131,6 @@ def test_one_line_longer_than_the_limit_is_nothing() -> None:
 
 def test_rules_without_a_file() -> None:
     assert RobotsRules.allow_all().allows(SITE + "/x")
-    denied = RobotsRules.deny_all()
-    assert not denied.allows(SITE + "/x")
-    assert not denied.allows(SITE + "/a/robots.txt")
-    assert denied.allows(SITE + "/robots.txt")
-    assert (denied.crawl_delay_ms, denied.sitemaps) == (None, ())
 
 
 ALL = "User-agent: *\n"

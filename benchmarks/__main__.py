@@ -27,6 +27,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
+    "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),
     "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),

@@ -84,6 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_timeout_ms: int = 10_000
     read_timeout_ms: int = 20_000
     """Between two reads of a body."""
+    rate_min_bytes: int = 100
+    """Least bytes a second of a body on the wire, asked for once a third of `timeout` has passed since its head: a drip
+    of one byte now and then passes every other limit but the last, and holds a slot. 0 for none."""
     body_max_bytes: int = 10_000_000
     """Of the decompressed body."""
     redirects_max: int = 10
@@ -167,6 +170,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "connect_timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "rate_min_bytes": (_TUNABLE, "applied to the next fetch"),
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
     "links_max": (_TUNABLE, "applied to the next page"),
@@ -203,6 +207,7 @@ _OPTION_OF: Final = {
     "depth_max": "--depth",
     "pages_max": "--max-pages",
     "pages_per_host_max": "--max-pages-per-host",
+    "rate_min_bytes": "--min-rate",
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
 }
@@ -559,10 +564,10 @@ _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
     "robots_ttl_min_ms": 1000,
-    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "body_max_bytes": 1, "redirects_max": 0,
-    "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
-    "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
-    "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
+    "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
+    "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 

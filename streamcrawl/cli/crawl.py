@@ -190,6 +190,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="For one fetch from start to end. Default: 30s.",
 )
 @_option(
+    "--min-rate",
+    "rate_min_bytes",
+    type=Size(),
+    group=FETCHING,
+    setting="rate_min_bytes",
+    help="Least bytes a second of a body, asked for after a third of --timeout; a slower one is tried again and at "
+    "last a dead letter. 0 for none. Default: 100.",
+)
+@_option(
     "--max-body",
     "body_max_bytes",
     type=Size(),

@@ -225,7 +225,9 @@ class _Crawl(Running):
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
             return crawl, settings, 1
         asked = {"shards": shards_in(state.get("identity")), **given}
-        crawl, _ = await open_crawl(client, make_settings(name, asked), sinks=names)
+        crawl, _ = await open_crawl(
+            client, make_settings(name, asked), sinks=names, is_alone=store.embedded is not None, log=self.log
+        )
         changes = {field: one for field, one in its_own.items() if CLASSES[field][0] is not SettingClass.IDENTITY}
         before = await read_tuned(crawl)
         await self._refuse_while_at_work(crawl, before, changes)

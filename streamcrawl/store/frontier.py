@@ -479,6 +479,20 @@ def script_values(settings: Settings) -> list[str]:
     return flat
 
 
+def other_schema(name: str, stored: bytes | None) -> StoreIncompatible:
+    """Return the refusal of a crawl that another version wrote, with what mends it."""
+    schema = int(stored or 0)
+    if schema > SCHEMA:
+        return StoreIncompatible(
+            f"crawl {name!r} was written by a newer version of streamcrawl (schema {schema}, this one reads {SCHEMA}): "
+            "install that version here too, or delete the crawl with --fresh"
+        )
+    return StoreIncompatible(
+        f"crawl {name!r} was written by an older version of streamcrawl (schema {schema}, this one reads {SCHEMA}): "
+        "`streamcrawl crawl --resume`, `worker` or `seed` upgrades it; until then only `status` and `audit` read it"
+    )
+
+
 async def open_shard(
     client: Redis, settings: Settings, *, sinks: Sequence[str] = (), shard: int = 0, epoch: str = "", given: bytes = b""
 ) -> tuple[Frontier, bool]:
@@ -514,10 +528,7 @@ async def open_shard(
     word = answer[0].decode()
     stored = answer[1].decode()
     if word == "SCHEMA":
-        raise StoreIncompatible(
-            f"crawl {settings.name!r} was written by another version of streamcrawl (schema {stored}, this one reads "
-            f"{SCHEMA}); finish it with that version, or delete it with --fresh"
-        )
+        raise other_schema(settings.name, answer[1])
     if word == "IDENTITY":
         raise ConfigError(
             f"crawl {settings.name!r} exists with {stored} and was asked for with {identity}: these cannot change; "

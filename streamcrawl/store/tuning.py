@@ -57,6 +57,8 @@ def decode_given(stored: bytes) -> dict[str, Given]:
 
 async def read_tuned(crawl: Shards) -> Tuned:
     """Return the settings in force."""
+    version: Any
+    stored: Any
     with mapped_errors():
         row: Any = await crawl.client.hmget(crawl.first.keys.state, ["version", "settings"])
     version, stored = row

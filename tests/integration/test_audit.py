@@ -337,7 +337,7 @@ async def _grant_too_much(labs: Labs) -> None:
             ["shard 1: version is 9, that of the first shard is 1"],
         ),
         (
-            lambda labs: labs.labs[0].client.set(Keys(labs.crawl.first.keys.crawl, 7).state, 1),
+            lambda labs: labs.labs[0].client.hset(Keys(labs.crawl.first.keys.crawl, 7).state, "schema", 1),
             ["there is no such shard, the crawl has 3"],
         ),
         (

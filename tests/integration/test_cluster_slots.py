@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
@@ -193,6 +194,19 @@ async def finish(lab: Lab) -> None:
     assert (await lab.frontier.finish()).word == "RUNNING"
 
 
+async def upgrade(lab: Lab) -> None:
+    await lab.client.hset(lab.keys.state, mapping={"schema": 1, "feeder:one": 0})
+    pack = msgspec.msgpack.encode
+    run = Scripts(lab.client, lab.keys.state).run
+    assert await run("upgrade", lab.frontier.epoch, pack([]), pack(["version", "9"]), 0) == [b"UPGRADED"]
+
+
+async def delete(lab: Lab) -> None:
+    run = Scripts(lab.client, lab.keys.state).run
+    assert await run("delete", lab.frontier.epoch, "robots:x", "grants", "no such key") == [b"OK", 1]
+    assert await run("delete", lab.frontier.epoch, "grants") == [b"OK", 0]
+
+
 CALLS: Final[tuple[Call, ...]] = (
     *(
         feed,
@@ -212,9 +226,10 @@ CALLS: Final[tuple[Call, ...]] = (
         sink_open,
         sink_commit,
     ),
-    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish),
+    *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade, delete),
 )
-"""Each named for its script; `open` is called before them. They share one crawl of cap 1 and without delay."""
+"""Each named for its script; `open` is called before them, and `delete`, which ends the epoch, is the last. They share
+one crawl of cap 1 and without delay."""
 
 
 async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> None:

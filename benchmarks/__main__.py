@@ -30,6 +30,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
+    "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),
     "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),
     "site": Benchmark("The site itself, to be crawled by hand.", None, "until Ctrl-D"),
 }

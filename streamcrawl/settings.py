@@ -95,7 +95,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_after_max_ms: int = 3_600_000
     """A larger Retry-After counts as this."""
     robots_ttl_ms: int = 86_400_000
-    """RFC 9309 section 2.4: a cached robots.txt should not be used for more than 24 hours."""
+    """RFC 9309 section 2.4: a cached robots.txt should not be used for more than 24 hours. Its Cache-Control may
+    ask for less."""
+    robots_ttl_min_ms: int = 3_600_000
+    """A shorter Cache-Control counts as this, no-cache too: robots.txt must not be asked for between any two pages."""
 
     # -- fetching
     timeout_ms: int = 30_000
@@ -202,6 +205,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
     "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
     "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
+    "robots_ttl_min_ms": (_TUNABLE, "applied when a robots.txt is stored"),
     "timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "connect_timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
@@ -613,6 +617,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
+    "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,

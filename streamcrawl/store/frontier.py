@@ -242,6 +242,22 @@ class Frontier:
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
+    async def begin_visit(self, host: str, *, wait_max_ms: int, took_max_ms: int) -> tuple[str, int, int]:
+        """Ask whether a host may be asked for something of which this worker holds no entry.
+
+        Returns:
+            ("GO", ms to wait before, reservation for `end_visit`) | ("WAIT", ms after which to ask again, 0) |
+            ("NO", 0, 0): it is blocked or given up. After a crash the host is left alone until the request must be
+            over.
+        """
+        answer = await self._run("visit", self.epoch, host, "begin", wait_max_ms, took_max_ms)
+        word, ms, reservation, *_ = *answer, 0, 0
+        return word.decode(), ms, reservation
+
+    async def end_visit(self, host: str, reservation: int, *, since_end_ms: int) -> None:
+        """Say that the request of a visit has ended: the host's delay counts from there."""
+        await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
+
     async def hand_back(
         self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False
     ) -> int:

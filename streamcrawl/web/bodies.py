@@ -236,6 +236,7 @@ async def read_body(
     size_max: int,
     url: str,
     *,
+    enough: int | None = None,
     rate_min: int = 0,
     patience_s: float = 0.0,
 ) -> bytes:
@@ -246,6 +247,7 @@ async def read_body(
         codings: From `codings_of`.
         size_max: Most bytes of the decoded body.
         url: For errors.
+        enough: With so many decoded bytes it ends, whatever follows them; at least STEP_BYTES * 2 less than `size_max`.
         rate_min: Least bytes a second on the wire, from now to each moment; 0 for no such limit.
         patience_s: How long `rate_min` is not asked for.
 
@@ -259,25 +261,31 @@ async def read_body(
         body = content.read_nowait()
         if len(body) > size_max:
             raise too_large(size_max, url)
-        return body
+        return body[:enough]
     decoder = Decoder(codings, size_max, url) if codings else None
     wire_max = size_max + WIRE_SPARE_BYTES if codings else size_max
     started = monotonic()
     pieces: list[bytes] = []
-    wire = inflated = 0
+    wire = inflated = size = 0
     while block := await content.readany():
         wire += len(block)
         if wire > wire_max:
             raise too_large(size_max, url)
         if decoder is None:
             pieces.append(block)
+            size += len(block)
         else:
             for piece in decoder.pieces(block):
                 pieces.append(piece)
+                size += len(piece)
                 inflated += len(piece)
+                if enough is not None and size >= enough:
+                    break
                 if inflated > TURN_BYTES:
                     inflated = 0
                     await asyncio.sleep(0)
+        if enough is not None and size >= enough:
+            return b"".join(pieces)[:enough]
         if rate_min and not content.is_eof():
             took_s = monotonic() - started
             if took_s > patience_s and wire < rate_min * took_s:

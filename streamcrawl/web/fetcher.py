@@ -179,6 +179,7 @@ class Fetcher:
         *,
         referrer: str | None = None,
         body_max_bytes: int | None = None,
+        is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> Answer:
@@ -188,6 +189,7 @@ class Fetcher:
             url: Goes on the wire byte for byte. Credentials in it are left out.
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
+            is_cut: Of a longer body the beginning is the answer; its connection is closed.
             headers: Sent with this request, over the ones sent always.
             on_sent: Called when the request goes out, after DNS and connecting.
 
@@ -236,7 +238,7 @@ class Fetcher:
                 body = await self._read_redirect_body(response, url)
             else:
                 location = None
-                body = await self._read_body(response, url, body_max)
+                body = await self._read_body(response, url, body_max, is_cut=is_cut)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -257,18 +259,23 @@ class Fetcher:
             retry_after=answer_headers.get("Retry-After"),
         )
 
-    async def _read_body(self, response: ClientResponse, url: str, body_max: int) -> bytes:
-        """Return the whole decoded body.
+    async def _read_body(self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool) -> bytes:
+        """Return the whole decoded body, or of a longer one the beginning, where that will do.
 
         Raises:
             FetchError: those of `read_body`, or it did not come whole.
         """
         codings = _codings(response)
         length = response.content_length
-        if length is not None and length > body_max and not codings:
+        if length is not None and length > body_max and not codings and not is_cut:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
         try:
-            return await self._read(response, codings, body_max, url)
+            if not is_cut:
+                return await self._read(response, codings, body_max, url)
+            body = await self._read(response, codings, 2 * body_max, url, enough=body_max)
+            if len(body) == body_max:
+                response.close()
+            return body
         except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
             raise fetch_error(error, url, is_unanswered=False) from error
 
@@ -280,10 +287,14 @@ class Fetcher:
             response.close()
             return b""
 
-    async def _read(self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str) -> bytes:
+    async def _read(
+        self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str, *, enough: int | None = None
+    ) -> bytes:
         settings = self._settings
         rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
-        return await read_body(response.content, codings, size_max, url, rate_min=rate_min, patience_s=patience_s)
+        return await read_body(
+            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s
+        )
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,9 @@
 --   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0} | retry: {delay_ms, level, task}
+--   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
+--                 text outlives its time, 1 h if missing; longer than that it may be used while no other can be had
+--                 retry: {delay_ms, level, task}
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
 --                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
 --                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
@@ -46,8 +48,12 @@ local function is_task(line, level, task)
   return is_text(level) and string.find(level, line == 'robots' and '^0$' or '^[1-3]$') and is_text(task)
     and string.match(task, '^%[%d+,%d+,"(%l+)".*%]$') == line
 end
+local ROBOTS_SPARE_MS = 3600000   -- for workers that have a page of the host in hand
+-- A robots.txt that cannot be had again: how long the last good copy is used before it is asked for once more.
+local ROBOTS_AGAIN_MS = 600000
 local DETAIL = {
-  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])) end,
+  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])
+    and (d[4] == nil or is_int(d[4]) and d[4] >= ROBOTS_SPARE_MS)) end,
   retry = function(line, d) return is_int(d[1]) and is_task(line, d[2], d[3]) end,
   unanswered = function(line, d)
     if not (is_task(line, d[1], d[2]) and is_text(d[3]) and is_int(d[4]) and is_int(d[5]) and is_int(d[6])) then return false end
@@ -93,7 +99,7 @@ function ACT.done(c, h)
   if c[3] == 'page' then
     h.pages = h.pages + 1
   else
-    call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + 3600000)
+    call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + (c[8][4] or ROBOTS_SPARE_MS))
     h.robots, h.robots_until, h.delay = 'known', now + c[8][2], c[8][3]
   end
 end
@@ -109,8 +115,20 @@ local function die(c, h, level, task, reason, error, status)
   bury(c[3], c[2], level, task, reason, error, status, ARGV[2])
 end
 function ACT.dead(c, h) die(c, h, unpack(c[8], 1, 5)) end
+-- RFC 9309 section 2.4: a copy that is too old may be used while robots.txt is unreachable. The task ends, because the
+-- gate that opens again asks with a new one.
+local function go_on_with_old_robots(c, h)
+  if c[3] ~= 'robots' or call('PTTL', P .. 'robots:' .. c[2]) <= ROBOTS_SPARE_MS then return false end
+  h.robots, h.robots_until = 'known', now + ROBOTS_AGAIN_MS
+  count('robots.dropped', 1)
+  count('robots.dropped.old_copy', 1)
+  return true
+end
 function ACT.unanswered(c, h)
   local level, task, reason, base, most, jitter, when_first, delay_ms, again, error = unpack(c[8])
+  local is_kept = go_on_with_old_robots(c, h)
+  -- The host did answer: with nothing that can be used, so nothing else is held back for it.
+  if is_kept and reason == 'robots' then return end
   h.failures, h.failed_at = h.failures + 1, now
   if when_first and h.failures <= 2 then
     if when_first == 'retry' then
@@ -126,6 +144,7 @@ function ACT.unanswered(c, h)
   if h.given_up == '' then call('ZADD', P .. 'failing', 'NX', now, c[2]) end
   local backoff = math.min(most, base * 2 ^ math.min(h.failures - 1, 30))
   h.blocked_until = math.max(h.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
+  if is_kept then return end
   -- A task that may itself be the cause goes to the end: asked again and again at the head it would pass for a host that
   -- is down, and all that waits behind it would be given up.
   if when_first then push_tail(c[2], h, level, task) else push_head(c[2], h, level, task) end

@@ -12,6 +12,7 @@ from streamcrawl.cli.options import (
     GroupedCommand,
     GroupedOption,
     Limit,
+    Names,
     OnePath,
     Size,
     config_option,
@@ -108,6 +109,25 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Leave out what a host has beyond N pages. Default: no limit.",
 )
 @_option(
+    "--drop-params",
+    "drop_params",
+    type=Names(),
+    metavar="NAME,NAME*",
+    group=START,
+    setting="drop_params",
+    help="Take these query parameters out of every URL; tracking stands for utm_*, fbclid, gclid and their like, "
+    "sessions for session ids, also in the path. Fixed when the crawl is created. Default: none.",
+)
+@_option(
+    "--sort-query/--no-sort-query",
+    "sort_query",
+    default=None,
+    group=START,
+    setting="sort_query",
+    help="Put query parameters into the order of their names. Fixed when the crawl is created. Default: as they are "
+    "written.",
+)
+@_option(
     "-o",
     "--output",
     metavar="FILE.jsonl",
@@ -188,6 +208,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=FETCHING,
     setting="timeout_ms",
     help="For one fetch from start to end. Default: 30s.",
+)
+@_option(
+    "--min-rate",
+    "rate_min_bytes",
+    type=Size(),
+    group=FETCHING,
+    setting="rate_min_bytes",
+    help="Least bytes a second of a body, asked for after a third of --timeout; a slower one is tried again and at "
+    "last a dead letter. 0 for none. Default: 100.",
 )
 @_option(
     "--max-body",

@@ -21,6 +21,7 @@ from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.slots import Slots
+from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -66,6 +67,7 @@ async def run_worker(child: Child) -> None:
         gone.set()
         child.stop.set()
 
+    stalls = StallWatch()
     async with Fetcher(settings) as fetcher:
         work = PageWork(
             settings,
@@ -74,6 +76,7 @@ async def run_worker(child: Child) -> None:
             fetcher,
             child.board,
             spec.sinks,
+            stalls=stalls,
             on_stuck=lambda: _be_replaced(child),
         )
 
@@ -120,6 +123,7 @@ async def run_worker(child: Child) -> None:
             if len(shards) > 1:
                 loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
         stopping = _start(_wait(child.stop), "stop")
+        watching = _start(stalls.run(), "StallWatch")
         try:
             await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
             # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
@@ -144,6 +148,7 @@ async def run_worker(child: Child) -> None:
                 raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
         finally:
             stopping.cancel()
+            watching.cancel()
 
 
 def _be_replaced(child: Child) -> None:

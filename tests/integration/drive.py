@@ -263,7 +263,8 @@ class Talker:
     def __init__(self, answers: dict[str, Callable[[int], Awaitable[web.StreamResponse]]]) -> None:
         self.answers = answers
         """By path and query: called with how often it was asked for before."""
-        self._asked: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        """By path and query: requests that came in."""
         self._runner: web.AppRunner
         self.requests: list[LoggedRequest] = []
         self.origin = ""
@@ -284,8 +285,8 @@ class Talker:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         started = time.monotonic()
         path = request.path_qs
-        count = self._asked[path]
-        self._asked[path] += 1
+        count = self.asked[path]
+        self.asked[path] += 1
         answer = self.answers.get(path)
         response = web.Response(status=404) if answer is None else await answer(count)
         self.requests.append(LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status))

@@ -207,6 +207,8 @@ async def test_workers_of_a_deleted_crawl_end_with_one_line_and_make_nothing_aga
     until(lambda: len(fleet.status()["workers"]) == 4, "two more workers beside the first and its output")
     if moment == "paused":
         fleet.do("drain")
+        for running in (crawl, worker):  # which each says when it asks the next time
+            running.until(lambda running=running: "the crawl is paused" in running.err, "it knows of the pause")  # type: ignore[misc]
     if moment == "writing":
         sink = processes_in(fleet.command.folder)["crawl-sink"]
         for process in sink:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from streamcrawl.store.connection import ServerInfo
+
 FOLDER: Final = Path(".streamcrawl")
 """Of all embedded crawls, in the folder where the command is run."""
 MEMORY_DEFAULT_BYTES: Final = 1_000_000_000
@@ -67,7 +69,7 @@ async def crawl_store(
     """
     if redis_url is not None:
         async with _client(redis_url) as client:
-            yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
+            yield Store(redis_url, client, None, (await _reached(client)).maxmemory)
         return
     folder = FOLDER / name
     server = _embedded(folder, memory_max_bytes or MEMORY_DEFAULT_BYTES, log)
@@ -96,7 +98,7 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
     """
     if redis_url is not None:
         async with _client(redis_url) as client:
-            yield Store(redis_url, client, None, (await check_server(client)).maxmemory)
+            yield Store(redis_url, client, None, (await _reached(client)).maxmemory)
         return
     folder = embedded_folder(name)
     if not (folder / _DATA).is_dir():
@@ -109,6 +111,14 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
             return
     async with server, _client(server.url) as client:
         yield Store(server.url, client, server, 0)
+
+
+async def _reached(client: Redis) -> ServerInfo:
+    """Return what the Redis of `--redis` says of itself; it may never have been there."""
+    try:
+        return await check_server(client)
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{error}; try again when it does, or give another --redis URL") from error
 
 
 @asynccontextmanager

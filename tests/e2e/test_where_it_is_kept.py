@@ -85,6 +85,7 @@ def test_redis_that_is_not_there_is_exit_code_5(command: Command, site: SiteProc
         result = command.run(*arguments, "--redis", f"redis://:{SECRET}@127.0.0.1:{free_port()}/0")
         assert result.code == ExitCode.STORE_UNAVAILABLE
         assert result.err.startswith("streamcrawl: Redis does not answer now (")
+        assert result.err.endswith("); try again when it does, or give another --redis URL\n")
         assert result.err.count("\n") == 1
         assert SECRET not in result.err
 

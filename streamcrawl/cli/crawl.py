@@ -190,6 +190,22 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="For one fetch from start to end. Default: 30s.",
 )
 @_option(
+    "--allow-private/--no-allow-private",
+    "allow_private",
+    default=None,
+    group=FETCHING,
+    setting="allow_private",
+    help="Connect to addresses of this machine and of private networks too (never to a cloud's metadata service). "
+    "Without it only a crawl whose seeds all lie there reaches them.",
+)
+@_option(
+    "--insecure/--no-insecure",
+    "insecure",
+    default=None,
+    group=FETCHING,
+    help=f"Take any TLS certificate: expired, of another host, of nobody known. [{variable_of('insecure')}=1]",
+)
+@_option(
     "--max-body",
     "body_max_bytes",
     type=Size(),
@@ -234,6 +250,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=PLACE,
     setting="concurrency",
     help="Fetches at a time in each process. Default: 64.",
+)
+@_option(
+    "--nameserver",
+    "nameservers",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    group=PLACE,
+    setting="nameservers",
+    help="Ask this DNS server, and not those of the operating system; may be repeated.",
 )
 @_option(
     "--lease",

@@ -14,11 +14,19 @@ import shlex
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, SUFFIX, check_memory, check_output, merged_scope, new_sink
+from streamcrawl.cli.opening import (
+    SEEDS_FOR_SCOPE_MAX,
+    SUFFIX,
+    check_memory,
+    check_output,
+    merged_scope,
+    new_sink,
+    seeds_state,
+)
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
@@ -49,7 +57,6 @@ if TYPE_CHECKING:
     import click
     from redis.asyncio import Redis
 
-    from streamcrawl.rules.scope import Scope
 
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
@@ -185,7 +192,7 @@ class _Crawl(Running):
             self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
-        now_stored = self._as_stored(scope, sinks, stored)
+        now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
         feeder = feeder_name(now_stored.seeds, now_stored.seeds_file)
         seeds = SeedLoop(crawl, lines, settings, self.log, feeder=feeder)
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
@@ -204,7 +211,7 @@ class _Crawl(Running):
                 crawl=crawl,
                 settings=settings,
                 version=version,
-                scope=scope.state(),
+                scope=now_stored.scope,
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
@@ -366,13 +373,13 @@ class _Crawl(Running):
             self.log(f"counts were wrong and have been mended: {counted(mended, 'host')}")
         return done
 
-    def _as_stored(self, scope: Scope, sinks: list[SinkSpec], stored: Stored | None) -> Stored:
+    def _as_stored(self, scope: dict[str, Any], sinks: list[SinkSpec], stored: Stored | None) -> Stored:
         options = self._options
         before = stored or Stored(scope={}, sinks={})
         has_seeds = bool(options.urls or options.seeds)
         seeds_file = options.seeds if options.seeds in (None, STDIN) else _absolute(options.seeds)
         return Stored(
-            scope=scope.state(),
+            scope=scope,
             sinks={sink.name: sink.path for sink in sinks},
             seeds=list(options.urls)[:_SEEDS_STORED_MAX] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,

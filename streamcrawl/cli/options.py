@@ -22,11 +22,11 @@ from streamcrawl.settings import (
     ConfigFile,
     Given,
     gather,
-    option_of,
     parse_duration_ms,
     parse_size_bytes,
     read_config,
     read_value,
+    typed_as,
     variable_of,
 )
 
@@ -213,7 +213,7 @@ def given_settings(ctx: click.Context) -> dict[str, Given]:
         ConfigError: what the environment says is no value.
     """
     typed = {
-        name: Given(value, "--no-robots" if value is False and name == "obey_robots" else option_of(name))
+        name: Given(value, typed_as(name, value))
         for name, value in ctx.params.items()
         if name in CLASSES and is_typed(ctx, name)
     }

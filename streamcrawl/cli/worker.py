@@ -44,6 +44,15 @@ if TYPE_CHECKING:
     help="Fetches at a time in each process. Default: 64.",
 )
 @click.option(
+    "--nameserver",
+    "nameservers",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    cls=GroupedOption,
+    setting="nameservers",
+    help="Ask this DNS server, and not those of the operating system; may be repeated.",
+)
+@click.option(
     "--grace",
     "grace_ms",
     type=Duration(),
@@ -76,6 +85,7 @@ def command(
     redis_url: str | None,
     processes: int | None,
     concurrency: int | None,
+    nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,
     is_quiet: bool,

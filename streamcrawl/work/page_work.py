@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, StoreError, TooManyRedirects
+from streamcrawl.errors import (
+    BlockedAddress,
+    CodecError,
+    ConnectError,
+    ConnectTimeout,
+    DnsError,
+    FetchError,
+    LeaseLost,
+    RedirectLoop,
+    StageError,
+    StoreError,
+    TlsError,
+    TooManyRedirects,
+)
 from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import parse_retry_after_ms
 from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
@@ -50,7 +63,7 @@ With 20 ms the log of a site showed one of some hundred a few ms early while pro
 two busy cores (2026-11-30)."""
 START_LATE_MS: Final = 20
 """An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
-SURE_KINDS: Final = frozenset({"dns", "connect", "connect_timeout", "tls"})
+SURE_ERRORS: Final = (DnsError, ConnectError, ConnectTimeout, TlsError)
 """Errors that are the host's and never one URL's."""
 SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
@@ -266,6 +279,7 @@ class PageWork:
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, []
+        answer: Answer | None = None
         while True:
             self._board.begin(index)
             try:
@@ -278,6 +292,8 @@ class PageWork:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
+            except BlockedAddress:
+                return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
             except FetchError as error:
                 return self._failed(entry, task, error)
             host, path = split_url(url)
@@ -452,7 +468,7 @@ class PageWork:
     def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
         if error.is_unanswered:
-            if error.kind in SURE_KINDS:
+            if isinstance(error, SURE_ERRORS):
                 return self._unanswered(entry, task, error.kind)
             # A URL that always hangs must not look like a host that is down, nor the other way round: the script
             # knows how often the host failed in a row, and chooses.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
@@ -59,7 +60,7 @@ async def run_worker(child: Child) -> None:
         StoreError: a refusal that waiting does not mend.
     """
     spec, settings, crawl = child.spec, child.settings, child.crawl
-    async with Fetcher(settings) as fetcher:
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),

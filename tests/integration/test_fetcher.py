@@ -37,6 +37,7 @@ MEBIBYTE = 1024 * 1024
 def settings(**changes: Any) -> Settings:
     values = {
         "name": "fetcher",
+        "allow_private": True,
         "timeout_ms": 5000,
         "connect_timeout_ms": 1000,
         "read_timeout_ms": 500,

@@ -148,11 +148,13 @@ SETTING_OPTIONS = [option for option in crawl_command.params if option.name in C
 @pytest.mark.parametrize("option", SETTING_OPTIONS, ids=lambda option: str(option.name))
 def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(option: click.Parameter) -> None:
     assert isinstance(option, GroupedOption)
-    found = re.search(r"\[(STREAMCRAWL_\w+)(=0)?\]$", str(option.help))
+    found = re.search(r"\[(STREAMCRAWL_\w+)(=[01])?\]$", str(option.help))
     assert found
     assert found[1] == variable_of(str(option.name))
     assert option_of(str(option.name)) in option.opts
-    text = {"scope": "any", "allow": "a b", "obey_robots": "0"}.get(str(option.name), "7")
+    text = {"scope": "any", "allow": "a b", "obey_robots": "0", "allow_private": "1", "insecure": "1"}.get(
+        str(option.name), "7"
+    )
     assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 

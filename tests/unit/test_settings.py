@@ -36,6 +36,9 @@ SOME: dict[str, list[Any]] = {
     "allow": [(), ("a",), (r"\.html$", "/api/")],
     "deny": [("b",)],
     "obey_robots": [True, False],
+    "allow_private": [True, False],
+    "insecure": [True, False],
+    "nameservers": [(), ("9.9.9.9", "[::1]:53")],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "handler": [None, "shop:page"],
 }
@@ -188,7 +191,7 @@ def test_settings_survive_json() -> None:
 def test_every_number_has_a_least_value() -> None:
     refused = []
     for field in msgspec.structs.fields(Settings):
-        if field.name in ("name", "obey_robots", "scope", "user_agent", "handler", "allow", "deny"):
+        if field.name in ("name", *SOME):
             continue
         try:
             make_settings("books", {field.name: -1})
@@ -210,7 +213,7 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 def test_classes_that_others_rely_on() -> None:
     assert fields_of(SettingClass.IDENTITY) == ("shards",)
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "grace_ms")
+    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "nameservers", "grace_ms")
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 

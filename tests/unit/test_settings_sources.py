@@ -31,6 +31,9 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "allow": (("a",), ("b", "c"), ("d",)),
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
+    "allow_private": (True, False, True),
+    "insecure": (True, False, False),
+    "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
@@ -64,7 +67,7 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        name = "--no-robots" if field == "obey_robots" else option_of(field)
+        name = {"obey_robots": "--no-robots", "insecure": "--no-insecure"}.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:
         assert found == {field: Given(in_environment, variable_of(field))}

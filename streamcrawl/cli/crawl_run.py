@@ -32,7 +32,7 @@ from streamcrawl.cli.running import Job, Running, Stored, read_state, read_store
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
-from streamcrawl.rules.urls import hostname_of, split_url
+from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.store.connection import mapped_errors
@@ -115,7 +115,7 @@ def _check(options: CrawlOptions) -> None:
         raise ConfigError("--fresh deletes the crawl and --resume goes on with it: give one of the two")
     for url in options.urls:
         if seed_url(url)[0] is None:
-            raise ConfigError(f"{url!r} is not an http(s) URL")
+            raise ConfigError(f"{without_credentials(url)!r} is not an http(s) URL")
     if options.seeds is not None and options.seeds != STDIN:
         try:
             with open(options.seeds, "rb"):
@@ -381,7 +381,8 @@ class _Crawl(Running):
         return Stored(
             scope=scope,
             sinks={sink.name: sink.path for sink in sinks},
-            seeds=list(options.urls)[:_SEEDS_STORED_MAX] if has_seeds else before.seeds,
+            # Canonical: what was typed may carry a password.
+            seeds=[seed_url(url)[0] or url for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
             machine=before.machine or socket.gethostname(),
         )

@@ -20,7 +20,7 @@ from streamcrawl.ops.words import moment, span
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
-from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex, split_url
+from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex, split_url, without_credentials
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.seen import is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -113,7 +113,7 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
     """
     url = canonical_url(text)
     if url is None:
-        raise ConfigError(f"{text!r} is not an http(s) URL")
+        raise ConfigError(f"{without_credentials(text)!r} is not an http(s) URL")
     host, _ = split_url(url)
     frontier = crawl.of(host)
     settings = settings_of(crawl, name, (await read_tuned(crawl)).given)

@@ -36,8 +36,8 @@ TTL_MIN_S: Final = 30
 """A record that may not be kept (TTL 0) would cost a lookup for every connection. It is also as long as a host that
 moves is asked at its old address, unless that refuses."""
 TTL_MAX_S: Final = 3600
-FILE_TTL_S: Final = 300
-"""Of what comes from /etc/hosts, or from the lookup of the operating system, which name no time."""
+SYSTEM_TTL_S: Final = 60
+"""Of what the operating system looks up, which names no time."""
 MISSING_TTL_S: Final = 60
 """That there is no such name. RFC 2308 allows hours, but a host whose tasks wait for it should be found soon."""
 FAILED_TTL_S: Final = 5
@@ -162,7 +162,7 @@ class Resolver(AbstractResolver):
         own = literal_of(name)
         if own:
             # RFC 6761 section 6.3: never asked of a name server, which could answer anything.
-            return own, FILE_TTL_S, ""
+            return own, TTL_MAX_S, ""
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 channel = self._open_channel()
@@ -176,7 +176,7 @@ class Resolver(AbstractResolver):
             return (), MISSING_TTL_S if code in _MISSING else FAILED_TTL_S, text
         except UnicodeError:
             return (), MISSING_TTL_S, "that cannot be the name of a host"
-        ttl_s = min((node.ttl for node in answer.nodes if node.ttl), default=FILE_TTL_S)
+        ttl_s = min((node.ttl for node in answer.nodes), default=0)
         addresses = tuple(dict.fromkeys(node.addr[0].decode("ascii") for node in answer.nodes))
         if not addresses:
             return (), MISSING_TTL_S, "the name has no address"
@@ -203,7 +203,7 @@ async def _ask_system(name: str) -> tuple[tuple[str, ...], float, str]:
     except (OSError, UnicodeError) as error:
         text = error.strerror if isinstance(error, OSError) and error.strerror else "no such name"
         return (), FAILED_TTL_S, text
-    return tuple(dict.fromkeys(str(row[4][0]) for row in rows)), FILE_TTL_S, ""
+    return tuple(dict.fromkeys(str(row[4][0]) for row in rows)), SYSTEM_TTL_S, ""
 
 
 def _family(address: str) -> socket.AddressFamily:

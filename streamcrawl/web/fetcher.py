@@ -51,7 +51,7 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.rules.addresses import Inside
-from streamcrawl.rules.urls import canonical_url
+from streamcrawl.rules.urls import canonical_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.dns import Resolver
 
@@ -500,7 +500,9 @@ def _target(url: str) -> URL:
         ProtocolError: not an http(s) URL; not retryable.
     """
     # aiohttp would take ws: and tcp: too; what has no host it refuses itself.
-    if not url.startswith(("http://", "https://")):
+    # A canonical URL has no space, no control character and nothing beyond ASCII: a line break would end the request's
+    # line, and what follows it would be headers.
+    if not url.startswith(("http://", "https://")) or not (url.isascii() and url.isprintable()) or " " in url:
         raise _not_http(url)
     try:
         target = URL(url, encoded=True)
@@ -512,7 +514,7 @@ def _target(url: str) -> URL:
 
 
 def _not_http(url: str) -> ProtocolError:
-    error = ProtocolError(f"not an http or https URL: {url[:200]!r}", url)
+    error = ProtocolError(f"not an http or https URL: {without_credentials(url)[:200]!r}", url)
     error.is_retryable = False
     return error
 
@@ -532,7 +534,9 @@ def _location(response: ClientResponse, url: str) -> str:
         text = "".join(chr(byte) if byte < 0x80 else f"%{byte:02X}" for byte in raw)
     target = canonical_url(text, url)
     if target is None:
-        raise BadRedirect(f"status {response.status} leads to no http or https URL: {text[:200]!r}", url)
+        raise BadRedirect(
+            f"status {response.status} leads to no http or https URL: {without_credentials(text)[:200]!r}", url
+        )
     return target
 
 

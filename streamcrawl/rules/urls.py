@@ -26,7 +26,7 @@ from publicsuffixlist import PublicSuffixList
 _SCHEMES: Final = ("http://", "https://")
 _AUTHORITY_START: Final = len("https://")
 """From here the first slash ends the authority, for `http://` too: a host has at least one character."""
-_CREDENTIALS: Final = re.compile(r"(^|//|\\\\)[^/?#\s]*@")
+_CREDENTIALS: Final = re.compile(r"(^(?!mailto:)|//)[^/?#\s]*@")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _UINT64_MASK: Final = (1 << 64) - 1
 

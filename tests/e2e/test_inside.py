@@ -43,10 +43,3 @@ async def test_name_that_was_not_inside_when_it_was_given_opens_nothing_later(co
         assert talker.requests == []
         await crawl(command, dns, f"{place}x", "--name", "w", "--no-robots", "--allow-private")
         assert [request.path for request in talker.requests] == ["/x"]
-
-
-async def test_nameserver_that_is_none_is_wrong_use(command: Command) -> None:
-    for text in ("dns.test", "9.9.9.9:0", "9.9.9.9:99999", "[::1", "::1:", "9.9.9"):
-        result = await asyncio.to_thread(command.run, "crawl", "http://127.0.0.1/", "--nameserver", text)
-        assert result.code == ExitCode.USAGE
-        assert result.err.startswith(f"streamcrawl: --nameserver {text!r} is not the address of a name server; write ")

@@ -7,6 +7,7 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import aiodns
 import pytest
 
 from streamcrawl.errors import BlockedAddress, ConnectError, DnsError
@@ -176,6 +177,20 @@ async def test_forgotten_names_are_looked_up_anew(server: DnsServer, monkeypatch
         assert await addresses(resolver, "a.test") == [PUBLIC]
         resolver.forget("A.test.")
         assert await addresses(resolver, "a.test") == ["8.8.8.8"]
+
+
+async def test_the_operating_system_is_asked_where_c_ares_cannot_start(
+    server: DnsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_descriptors(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(aiodns, "DNSResolver", out_of_descriptors)
+    async with resolving(server, INSIDE) as resolver:
+        assert await addresses(resolver, "0x7f.1") == ["127.0.0.1"]  # a spelling that getaddrinfo knows by itself
+        with pytest.raises(OSError, match=r"\w"):
+            await addresses(resolver, "a" * 64 + ".test")
+    assert server.asked == []
 
 
 # -- what is handed out

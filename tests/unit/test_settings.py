@@ -183,6 +183,19 @@ def test_pattern_that_is_none_is_refused(pattern: str, said: str) -> None:
         compile_pattern("--deny", pattern)
 
 
+@pytest.mark.parametrize("text", ["9.9.9.9", "9.9.9.9:5353", "::1", "[::1]", "[2620:fe::fe]:53"])
+def test_name_server_is_an_address_with_or_without_a_port(text: str) -> None:
+    assert make_settings("books", {"nameservers": (text,)}).nameservers == (text,)
+
+
+@pytest.mark.parametrize(
+    "text", ["dns.test", "9.9.9.9:0", "9.9.9.9:99999", "9.9.9", "[::1", "[9.9.9.9", "::1:", "9.9.9.9:", "", "[]:53"]
+)
+def test_name_server_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of a name server; write"):
+        make_settings("books", {"nameservers": (text,)})
+
+
 def test_settings_survive_json() -> None:
     settings = make_settings(name="books", allow=("a", "b"), memory_max_bytes=10**9)
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings

@@ -65,6 +65,8 @@ START_LATE_MS: Final = 20
 """An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
 SURE_ERRORS: Final = (DnsError, ConnectError, ConnectTimeout, TlsError)
 """Errors that are the host's and never one URL's."""
+BLOCKED_ROBOTS_TTL_MS: Final = 60_000
+"""Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
 SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
@@ -402,6 +404,7 @@ class PageWork:
             return Ending(None)
         self._board.begin(index)
         url, hops = task.url, 0
+        ttl_ms = self._settings.robots_ttl_ms
         try:
             while True:
                 answer = await self._fetcher.fetch(
@@ -428,6 +431,9 @@ class PageWork:
                 return self._unanswered(entry, task, error.kind)
             # A robots.txt that is endless, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
+            if isinstance(error, BlockedAddress):
+                # Its pages are refused as well. Not for a day: once `allow_private` opens the host, its rules count.
+                ttl_ms = min(ttl_ms, BLOCKED_ROBOTS_TTL_MS)
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
             if answer is not None:
@@ -437,7 +443,7 @@ class PageWork:
             return ending
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
-        detail = (text, self._settings.robots_ttl_ms, delay_ms)
+        detail = (text, ttl_ms, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
         return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
 

@@ -6,6 +6,7 @@ other seed, 127.0.0.1 with one port: the name is at that place too, where a serv
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ import pytest
 from streamcrawl.errors import BadRedirect, BlockedAddress, ProtocolError
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.urls import canonical_url
-from streamcrawl.settings import make_settings
-from streamcrawl.web.fetcher import Fetcher
+from streamcrawl.settings import Given, make_settings
+from streamcrawl.store.tuning import tune
+from streamcrawl.web.fetcher import CONNECTIONS_SPARE, Fetcher
+from streamcrawl.work.page_work import BLOCKED_ROBOTS_TTL_MS
 from tests.dns_server import DnsServer, records
-from tests.integration.drive import Talker, crawling, html, plain
+from tests.integration.drive import Talker, crawling, html, plain, until
 from tests.integration.drive import records as records_of
 from tests.integration.snapshot import snapshot
 
@@ -135,6 +138,34 @@ async def test_robots_txt_inside_is_not_fetched_either(redis_server: RedisServer
         assert secret.requests == []
 
 
+async def test_change_of_mind_between_two_hops_ends_the_page_after_its_delay(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    async with DnsServer() as dns, Talker({}) as inner, Talker({}) as talker:
+        inner.answers = {"/x": html(status=302, Location="/y", Connection="close"), "/y": html()}
+        talker.answers = {"/": html(f"{inner.origin}/x")}
+        values = {"allow_private": True, "delay_ms": 3000}
+        async with crawl_of_the_web(redis_server, crawl_name, talker, dns, **values) as run:
+            await until(lambda: bool(inner.requests), "the first hop")
+            await tune(run.crawl, crawl_name, {"allow_private": Given(False, "test")})
+            assert await run.word() == "ENDED"
+            await run.check()
+            assert (await run.totals())["page.dropped.blocked_address"] == 1
+        assert [request.path for request in inner.requests] == ["/x"]
+
+
+async def test_robots_txt_that_is_refused_is_asked_for_again_soon(redis_server: RedisServer, crawl_name: str) -> None:
+    """Once the host is opened its rules must count, not the leave that a refusal is taken for."""
+    async with DnsServer() as dns, Talker({ROBOTS: plain("")}) as inner, Talker({}) as talker:
+        talker.answers = {ROBOTS: plain(""), "/": html(f"{inner.origin}/x")}
+        async with crawl_of_the_web(redis_server, crawl_name, talker, dns, obey_robots=True) as run:
+            assert await run.word() == "ENDED"
+            client: Any = run.frontier.client
+            until_ms = await client.hget(run.frontier.keys.host(inner.origin), "robots_until")
+            now_ms = await client.hget(run.frontier.keys.state, "clock_ms")
+        assert 0 < int(until_ms) <= int(now_ms) + BLOCKED_ROBOTS_TTL_MS
+
+
 # -- the fetcher alone
 
 
@@ -148,6 +179,18 @@ async def test_an_address_in_a_url_is_judged_without_a_lookup(url: str) -> None:
     assert caught.value.url == url
     assert not caught.value.is_retryable
     assert not caught.value.is_unanswered
+
+
+async def test_refusals_leave_no_connection_taken() -> None:
+    settings = make_settings("guard", {}, concurrency=1)
+    async with Talker({"/": html()}) as talker:
+        inside = Inside.of_seeds([talker.origin.removeprefix("http://"), "public.test"], {})
+        async with Fetcher(settings, inside=inside) as fetcher:
+            for n in range(3 * (settings.concurrency + CONNECTIONS_SPARE)):
+                with pytest.raises(BlockedAddress):
+                    await fetcher.fetch(("http://127.0.0.1:1/", "http://localhost:1/")[n % 2])
+            async with asyncio.timeout(10):
+                assert (await fetcher.fetch(f"{talker.origin}/")).status == 200
 
 
 async def test_a_change_of_the_setting_holds_for_the_next_connection() -> None:

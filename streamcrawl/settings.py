@@ -110,6 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     concurrency: int = 64
     """Work slots per process."""
     lease_ms: int = 30_000
+    headers: tuple[str, ...] = ()
+    """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
+    auth: tuple[str, ...] = ()
+    """`PATTERN: user:password`. Neither leaves the machine but to its hosts: they are not kept in Redis."""
     nameservers: tuple[str, ...] = ()
     """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
@@ -187,6 +191,8 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "processes": (_LOCAL, "as many as this machine has cores for"),
     "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
+    "headers": (_LOCAL, "they may be secrets, which are not kept in Redis"),
+    "auth": (_LOCAL, "passwords are not kept in Redis"),
     "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
@@ -211,6 +217,7 @@ _OPTION_OF: Final = {
     "pages_per_host_max": "--max-pages-per-host",
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
+    "headers": "--header",
     "nameservers": "--nameserver",
 }
 """Options that are not called like the environment variable."""
@@ -310,7 +317,7 @@ def check_name(name: str) -> str:
     return name
 
 
-_Kind = Literal["duration", "size", "number", "switch", "list", "choice", "text"]
+_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "choice", "text"]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
     (base**power, f"{letter}B")
@@ -327,14 +334,16 @@ def _kind(field: str) -> _Kind:
         return "size"
     held = _FIELDS[field].type
     kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
-    return "list" if held == tuple[str, ...] else kinds.get(held, "text")
+    if held == tuple[str, ...]:
+        return "lines" if field in ("headers", "auth") else "list"
+    return kinds.get(held, "text")
 
 
 def read_value(field: str, text: str) -> Any:
     """Return the value of a setting as its field holds it, from the way people write it.
 
     Durations and sizes may carry units; without one they are seconds and bytes. What need not be set takes `none`, and
-    so does a list, whose members stand between spaces.
+    so does a list, whose members stand between spaces; headers stand on lines of their own.
 
     Raises:
         ConfigError: the text is no such value; the message does not name the setting.
@@ -352,6 +361,8 @@ def read_value(field: str, text: str) -> Any:
         return _read_switch(text)
     if kind == "list":
         return () if text.lower() == "none" else tuple(text.split())
+    if kind == "lines":
+        return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
     if kind == "choice" and text not in get_args(ScopeKind):
         raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
     return text
@@ -376,6 +387,8 @@ def show_value(field: str, value: Any) -> str:
         return "yes" if value else "no"
     if kind == "list":
         return " ".join(value) or "none"
+    if kind == "lines":
+        return "\n".join(value) or "none"
     return str(value)
 
 
@@ -530,12 +543,13 @@ def read_config(path: Path) -> ConfigFile:
 
 def _read_toml(field: str, value: Any) -> Any:
     kind = _kind(field)
-    if isinstance(value, list) and kind == "list" and all(isinstance(item, str) for item in value):
+    if isinstance(value, list) and kind in ("list", "lines") and all(isinstance(item, str) for item in value):
         return tuple(value)
     if isinstance(value, str):
         return read_value(field, value)
-    if kind in ("text", "choice", "list") or not isinstance(value, int | float):
-        wanted = {"list": 'a list of texts: ["…", "…"]', "text": "text in quotes", "choice": "text in quotes"}
+    if kind in ("text", "choice", "list", "lines") or not isinstance(value, int | float):
+        texts = 'a list of texts: ["…", "…"]'
+        wanted = {"list": texts, "lines": texts, "text": "text in quotes", "choice": "text in quotes"}
         raise ConfigError(f"write {wanted.get(kind, 'a number, or text in quotes')}")
     return read_value(field, str(value))
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from streamcrawl.cli.options import (
+    AUTH_HELP,
     CONTEXT,
+    HEADER_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -188,6 +190,24 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=FETCHING,
     setting="timeout_ms",
     help="For one fetch from start to end. Default: 30s.",
+)
+@_option(
+    "--header",
+    "headers",
+    metavar="HOST: NAME: VALUE",
+    multiple=True,
+    group=FETCHING,
+    setting="headers",
+    help=HEADER_HELP,
+)
+@_option(
+    "--auth",
+    "auth",
+    metavar="HOST: USER:PASSWORD",
+    multiple=True,
+    group=FETCHING,
+    setting="auth",
+    help=AUTH_HELP,
 )
 @_option(
     "--allow-private/--no-allow-private",

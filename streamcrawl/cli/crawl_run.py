@@ -32,6 +32,7 @@ from streamcrawl.cli.running import Job, Running, Stored, read_state, read_store
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
+from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
@@ -148,6 +149,7 @@ class _Crawl(Running):
         self._name = options.name if options.name is not None else self._default_name(head)
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(self._name, options.settings)
+        HostHeaders(settings.headers, settings.auth)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:

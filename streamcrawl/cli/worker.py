@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from streamcrawl.cli.options import (
+    AUTH_HELP,
     CONTEXT,
+    HEADER_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -42,6 +44,24 @@ if TYPE_CHECKING:
     cls=GroupedOption,
     setting="concurrency",
     help="Fetches at a time in each process. Default: 64.",
+)
+@click.option(
+    "--header",
+    "headers",
+    metavar="HOST: NAME: VALUE",
+    multiple=True,
+    cls=GroupedOption,
+    setting="headers",
+    help=HEADER_HELP,
+)
+@click.option(
+    "--auth",
+    "auth",
+    metavar="HOST: USER:PASSWORD",
+    multiple=True,
+    cls=GroupedOption,
+    setting="auth",
+    help=AUTH_HELP,
 )
 @click.option(
     "--nameserver",
@@ -85,6 +105,8 @@ def command(
     redis_url: str | None,
     processes: int | None,
     concurrency: int | None,
+    headers: tuple[str, ...],
+    auth: tuple[str, ...],
     nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,

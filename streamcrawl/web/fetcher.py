@@ -1,8 +1,8 @@
 """Fetch one URL: one hop, one answer or one `FetchError`.
 
 Never follows a redirect (each hop has to wait for its host's delay, so the caller follows `Answer.location`), never
-retries a host on its own account, never reads a body beyond its cap, never sends cookies or credentials, never
-connects to an address that its guard refuses. Start at `Fetcher.fetch`.
+retries a host on its own account, never reads a body beyond its cap, never sends cookies or the credentials of a URL,
+never connects to an address that its guard refuses. Start at `Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
 that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
@@ -34,6 +34,7 @@ from aiohttp import (
 )
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from multidict import CIMultiDict
 from yarl import URL
 
 from streamcrawl.errors import (
@@ -51,7 +52,8 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.rules.addresses import Inside
-from streamcrawl.rules.urls import canonical_url, without_credentials
+from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.dns import Resolver
 
@@ -130,6 +132,7 @@ class Fetcher:
     def __init__(self, settings: Settings, *, inside: Inside | None = None) -> None:
         """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow)."""
         self._settings = settings
+        self._headers = HostHeaders(settings.headers, settings.auth)
         self._guard = AddressGuard(settings, inside or Inside())
         self._resolver: Resolver | None = None
         self._session: ClientSession | None = None
@@ -141,6 +144,7 @@ class Fetcher:
         """Fetch by other settings from the next request on; the pool keeps its size."""
         self._settings = settings
         self._guard.apply(settings)
+        self._headers = HostHeaders(settings.headers, settings.auth)
         self._timeout = _timeout(settings)
 
     async def __aenter__(self) -> Fetcher:
@@ -193,7 +197,7 @@ class Fetcher:
             url: Goes on the wire byte for byte. Credentials in it are left out.
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
-            headers: Sent with this request, over the ones sent always.
+            headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
             on_sent: Called when the request goes out, after DNS and connecting.
 
         Raises:
@@ -212,6 +216,9 @@ class Fetcher:
             headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
+        if self._headers:
+            headers = CIMultiDict(headers or ())
+            headers.update(self._headers.of(split_url(url)[0]))
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
         started = monotonic()
         is_repeated = False

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
+    from multidict import CIMultiDictProxy
+
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.supervisor import ChildProcess
 
@@ -266,6 +268,8 @@ class Talker:
         self._asked: Counter[str] = Counter()
         self._runner: web.AppRunner
         self.requests: list[LoggedRequest] = []
+        self.headers: list[CIMultiDictProxy[str]] = []
+        """Of each request, in the order in which they came."""
         self.origin = ""
 
     async def __aenter__(self) -> Self:
@@ -284,6 +288,7 @@ class Talker:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         started = time.monotonic()
         path = request.path_qs
+        self.headers.append(request.headers)
         count = self._asked[path]
         self._asked[path] += 1
         answer = self.answers.get(path)

@@ -229,6 +229,26 @@ async def test_a_password_in_a_location_is_neither_followed_nor_told() -> None:
         assert (await fetcher.fetch(f"{talker.origin}/b")).location == f"{talker.origin}/c"
 
 
+async def test_headers_of_a_host_reach_it_and_are_kept_nowhere(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    """Also not in what a redirect leads to."""
+    output = tmp_path / "pages.jsonl"
+    async with Talker({"/y": html()}) as there, Talker({}) as here:
+        here.answers = {"/": html("/x"), "/x": html(status=302, Location=f"{there.origin}/y")}
+        auth = (f"{here.origin}: me:hunter2",)
+        async with crawling(redis_server.url, crawl_name, [here.origin], output=output, auth=auth) as run:
+            assert await run.word() == "ENDED"
+            stored = repr(await snapshot(run.frontier))
+            log = "\n".join(run.log)
+    sent = "Basic bWU6aHVudGVyMg=="
+    assert [headers.get("Authorization") for headers in here.headers] == [sent, sent]
+    assert [headers.get("Authorization") for headers in there.headers] == [None]
+    everything = stored + output.read_text() + log
+    assert "hunter2" not in everything
+    assert sent not in everything
+
+
 async def test_passwords_of_urls_come_out_nowhere(redis_server: RedisServer, crawl_name: str, tmp_path: Path) -> None:
     output = tmp_path / "pages.jsonl"
     async with Talker({}) as talker:

@@ -38,6 +38,8 @@ SOME: dict[str, list[Any]] = {
     "obey_robots": [True, False],
     "allow_private": [True, False],
     "insecure": [True, False],
+    "headers": [(), ("a.test: X: y z", "*: Y: 1")],
+    "auth": [(), ("a.test: me:pass word",)],
     "nameservers": [(), ("9.9.9.9", "[::1]:53")],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "handler": [None, "shop:page"],
@@ -226,7 +228,7 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 def test_classes_that_others_rely_on() -> None:
     assert fields_of(SettingClass.IDENTITY) == ("shards",)
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "nameservers", "grace_ms")
+    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "headers", "auth", "nameservers", "grace_ms")
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 

@@ -33,6 +33,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "obey_robots": (False, True, False),
     "allow_private": (True, False, True),
     "insecure": (True, False, False),
+    "headers": (("a.test: X: 1",), ("a.test: X: 1 2", "b.test: Y: 3"), ("*: X: 1",)),
+    "auth": (("a.test: me:1",), ("a.test: me:1 2", "b.test: me:3"), ("*: me:1",)),
     "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),

@@ -44,6 +44,7 @@ OUTPUT: Final = "out"
 QUICK: Final[dict[str, Any]] = {
     "scope": "any",
     "obey_robots": False,
+    "allow_private": True,  # a run that goes on with a crawl has no seeds to be let in by
     "delay_ms": 0,
     "concurrency": 16,
     "timeout_ms": 10_000,

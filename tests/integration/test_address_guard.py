@@ -46,7 +46,8 @@ async def crawl_of_the_web(
     dns.names["public.test"] = [records("127.0.0.1")]
     public = f"http://public.test:{port_of(talker)}/"
     seeds = [talker.origin, public]
-    async with crawling(redis_server.url, name, seeds, nameservers=(dns.address,), **values) as run:
+    values = {"allow_private": False, "nameservers": (dns.address,), **values}
+    async with crawling(redis_server.url, name, seeds, **values) as run:
         yield run
 
 
@@ -121,7 +122,7 @@ async def test_crawl_that_is_started_inside_stays_in_its_network(redis_server: R
     async with Talker({"/x": html()}) as other, Talker({}) as talker:
         links = [f"{other.origin}/x", "http://10.0.0.1/", "http://169.254.169.254/", "http://[fe80::1]/"]
         talker.answers = {"/": html(*links)}
-        async with crawling(redis_server.url, crawl_name, [talker.origin]) as run:
+        async with crawling(redis_server.url, crawl_name, [talker.origin], allow_private=False) as run:
             assert await run.word() == "ENDED"
             totals = await run.totals()
         assert totals["page.done"] == 2

@@ -45,7 +45,8 @@ crawl: setup
 endif
 
 test: setup-dev ## Set up and run the whole test suite (chaos runs in their short form)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not quiet" $(TEST_ARGS)
+	$(BIN)/python -m pytest -m quiet $(TEST_ARGS)
 
 chaos: setup-dev ## The chaos runs at full length
 	STREAMCRAWL_CHAOS=full $(BIN)/python -m pytest -n 1 -m chaos --timeout 3600 $(TEST_ARGS)

@@ -127,6 +127,12 @@ class ConnectTimeout(FetchTimeout):
         super().__init__(message, url, is_unanswered=True)
 
 
+class BodyTooSlow(FetchTimeout):
+    """The body came at less than the least rate: a drip that would hold its slot up to the total limit."""
+
+    kind = "body_too_slow"
+
+
 class Disconnected(FetchError):
     """The connection broke or was reset in the middle; `is_unanswered` when before the first byte of the answer."""
 

@@ -39,6 +39,7 @@ _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -49,6 +50,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     # -- identity
     shards: int = 1
+    drop_params: tuple[str, ...] = ()
+    """Names of query parameters to take out of every URL, `ref` or `utm_*`; the words `tracking` and `sessions` stand
+    for the lists in rules/urls.py, the second also for session ids in the path."""
+    sort_query: bool = False
+    """Query parameters in the order of their names: for sites that write the same ones in different orders."""
 
     # -- what belongs to the crawl
     scope: ScopeKind = "host"
@@ -62,6 +68,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pages_per_host_max: int | None = None
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
+
+    # -- traps (rules/traps.py): links that are not followed, counted by reason; None leaves a rule out
+    path_depth_max: int | None = 20
+    """Folders and the file. Heritrix draws the line at 20 too; the documentation of Python, SQLite and PostgreSQL stays
+    under 10, and a file of the Linux source in a repository viewer under 16."""
+    repeats_max: int | None = 2
+    """How often a run of path segments may stand in a row; a single one may stand anywhere twice as often, and so may
+    a parameter with its value. A relative link that lacks its slash makes /a/b/a/b/a/b, and never ends."""
+    query_params_max: int | None = 50
+    """The search forms with the most fields that are linked to have some forty."""
+    query_growth_max_bytes: int | None = 1000
+    """A longer query that only adds to that of the page it was found on is not followed: filters on filters."""
+    calendar_ahead_max: int | None = 5
+    """Years: sites announce events that far ahead; a calendar has a next month for ever."""
+    calendar_back_max: int | None = 100
+    """Years that the previous month of a calendar is followed: archives of newspapers go back further, and raise it."""
 
     # -- politeness
     delay_ms: int = 1000
@@ -82,6 +104,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_timeout_ms: int = 10_000
     read_timeout_ms: int = 20_000
     """Between two reads of a body."""
+    rate_min_bytes: int = 100
+    """Least bytes a second of a body on the wire, asked for once a third of `timeout` has passed since its head: a drip
+    of one byte now and then passes every other limit but the last, and holds a slot. 0 for none."""
     body_max_bytes: int = 10_000_000
     """Of the decompressed body."""
     allow_private: bool = False
@@ -130,8 +155,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal for every worker of a crawl."""
-        return {field: getattr(self, field) for field in fields_of(SettingClass.IDENTITY)}
+        """Return the settings that must be equal for every worker of a crawl, as JSON can hold them.
+
+        One that has its default is left out, so that a crawl which is older than the setting stays the same crawl; but
+        for `shards`, which whoever opens it has to know.
+        """
+        found: dict[str, Any] = {}
+        for field in fields_of(SettingClass.IDENTITY):
+            value = getattr(self, field)
+            if field == "shards" or value != _FIELDS[field].default:
+                found[field] = list(value) if isinstance(value, tuple) else value
+        return found
 
 
 class SettingClass(StrEnum):
@@ -151,6 +185,8 @@ _IDENTITY, _TUNABLE, _RESTING, _LOCAL = SettingClass
 
 CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "shards": (_IDENTITY, "it decides in which shard each host's tasks and fingerprints lie"),
+    "drop_params": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
+    "sort_query": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
     "scope": (
         _TUNABLE,
         "tested when a link is found; a link that was out is not marked seen, so a wider scope finds it",
@@ -164,6 +200,12 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
         "read whenever a host is looked at; raised, it brings nothing back that was left out",
     ),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
+    "path_depth_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "repeats_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "query_params_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "query_growth_max_bytes": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "calendar_ahead_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
@@ -174,6 +216,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "connect_timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "rate_min_bytes": (_TUNABLE, "applied to the next fetch"),
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
     "allow_private": (_TUNABLE, "asked before the next connection"),
     "insecure": (_TUNABLE, "applied to the next connection"),
@@ -215,6 +258,7 @@ _OPTION_OF: Final = {
     "depth_max": "--depth",
     "pages_max": "--max-pages",
     "pages_per_host_max": "--max-pages-per-host",
+    "rate_min_bytes": "--min-rate",
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
     "headers": "--header",
@@ -317,7 +361,7 @@ def check_name(name: str) -> str:
     return name
 
 
-_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "choice", "text"]
+_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "names", "choice", "text"]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
     (base**power, f"{letter}B")
@@ -332,6 +376,8 @@ def _kind(field: str) -> _Kind:
         return "duration"
     if field.endswith("_bytes"):
         return "size"
+    if field == "drop_params":
+        return "names"
     held = _FIELDS[field].type
     kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
     if held == tuple[str, ...]:
@@ -343,13 +389,13 @@ def read_value(field: str, text: str) -> Any:
     """Return the value of a setting as its field holds it, from the way people write it.
 
     Durations and sizes may carry units; without one they are seconds and bytes. What need not be set takes `none`, and
-    so does a list, whose members stand between spaces; headers stand on lines of their own.
+    so does a list, whose members stand between spaces; names may stand between commas, headers on lines of their own.
 
     Raises:
         ConfigError: the text is no such value; the message does not name the setting.
     """
     text, kind = text.strip(), _kind(field)
-    if text.lower() in _NONE and _FIELDS[field].default is None:
+    if text.lower() in _NONE and type(None) in get_args(_FIELDS[field].type):
         return None
     if kind == "duration":
         return parse_duration_ms(text)
@@ -363,9 +409,16 @@ def read_value(field: str, text: str) -> Any:
         return () if text.lower() == "none" else tuple(text.split())
     if kind == "lines":
         return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
+    if kind == "names":
+        return () if text.lower() == "none" else _names(text.replace(",", " ").split())
     if kind == "choice" and text not in get_args(ScopeKind):
         raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
     return text
+
+
+def _names(found: Iterable[str]) -> tuple[str, ...]:
+    """Return names in one order and each once: `a,b` and `b,a` are the same crawl."""
+    return tuple(sorted(set(found)))
 
 
 def show_value(field: str, value: Any) -> str:
@@ -389,6 +442,8 @@ def show_value(field: str, value: Any) -> str:
         return " ".join(value) or "none"
     if kind == "lines":
         return "\n".join(value) or "none"
+    if kind == "names":
+        return ",".join(value) or "none"
     return str(value)
 
 
@@ -543,13 +598,13 @@ def read_config(path: Path) -> ConfigFile:
 
 def _read_toml(field: str, value: Any) -> Any:
     kind = _kind(field)
-    if isinstance(value, list) and kind in ("list", "lines") and all(isinstance(item, str) for item in value):
-        return tuple(value)
+    if isinstance(value, list) and kind in ("list", "lines", "names") and all(isinstance(item, str) for item in value):
+        return _names(value) if kind == "names" else tuple(value)
     if isinstance(value, str):
         return read_value(field, value)
-    if kind in ("text", "choice", "list", "lines") or not isinstance(value, int | float):
-        texts = 'a list of texts: ["…", "…"]'
-        wanted = {"list": texts, "lines": texts, "text": "text in quotes", "choice": "text in quotes"}
+    if kind in ("text", "choice", "list", "lines", "names") or not isinstance(value, int | float):
+        a_list = 'a list of texts: ["…", "…"]'
+        wanted = dict.fromkeys(("list", "lines", "names"), a_list) | dict.fromkeys(("text", "choice"), "text in quotes")
         raise ConfigError(f"write {wanted.get(kind, 'a number, or text in quotes')}")
     return read_value(field, str(value))
 
@@ -573,7 +628,8 @@ def _typed(field: str, one: Given) -> Given:
     if field not in _FIELDS:
         raise ConfigError(f"there is no setting {field!r}; the nearest is {_nearest(field, _KEYS)!r}")
     try:
-        return Given(msgspec.convert(one.value, _FIELDS[field].type, strict=False), one.source)
+        value = msgspec.convert(one.value, _FIELDS[field].type, strict=False)
+        return Given(_names(value) if _kind(field) == "names" else value, one.source)
     except msgspec.ValidationError as error:
         shown = f"{one.source} {one.value!r}" if one.source else f"{field}={one.value!r}"
         raise ConfigError(f"{shown} will not do: {str(error)[:1].lower()}{str(error)[1:]}") from error
@@ -584,11 +640,13 @@ def _typed(field: str, one: Given) -> Given:
 
 _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
+    "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
+    "calendar_ahead_max": 0, "calendar_back_max": 0,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
-    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "body_max_bytes": 1, "redirects_max": 0,
-    "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
-    "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
-    "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
+    "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
+    "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
@@ -654,6 +712,13 @@ def _check(field: str, one: Given) -> None:
     elif _kind(field) == "list":
         for pattern in value:
             compile_pattern(_where(field, one), pattern)
+    elif _kind(field) == "names":
+        for name in value:
+            if not _PARAMETER.fullmatch(name):
+                raise ConfigError(
+                    f"{_where(field, one)} {name!r} is no name of a parameter; write names as they stand in a URL, "
+                    "with a * at the end for all that begin so: utm_*,fbclid"
+                )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from streamcrawl.store import keeper
 from streamcrawl.store.embedded import find_wheel_server
@@ -62,6 +62,9 @@ def found_binaries() -> list[Binary]:
 
 class RedisServer:
     """One redis-server. `with RedisServer() as server:` starts it, and ends it whatever state it is in."""
+
+    INFO_END: ClassVar = b"# Keyspace"
+    """The last section of its INFO."""
 
     def __init__(
         self,
@@ -128,13 +131,7 @@ class RedisServer:
         raise RuntimeError(f"the server {self.url} cannot bind its address:\n{self.log}")
 
     def _start_once(self) -> None:
-        listen = {"port": str(self.port), "bind": "127.0.0.1"}
-        if self.socket_path:
-            listen = {"port": "0", "unixsocket": str(self.socket_path), "unixsocketperm": "700"}
-        options = {"dir": str(self.folder), "maxmemory-policy": "noeviction"} | listen | self.options
-        command = [*self._clock_command(), str(self.binary)]
-        for name, value in options.items():
-            command += [f"--{name}", value]
+        command = self._command()
         reading_end, self._lifeline = os.pipe()
         log_start = (self.folder / "redis.log").stat().st_size if (self.folder / "redis.log").exists() else 0
         with open(self.folder / "redis.log", "ab") as log:
@@ -160,13 +157,23 @@ class RedisServer:
                 raise RuntimeError(f"{self.binary} did not answer in {_START_S} s")
             time.sleep(0.01)
 
+    def _command(self) -> list[str]:
+        listen = {"port": str(self.port), "bind": "127.0.0.1"}
+        if self.socket_path:
+            listen = {"port": "0", "unixsocket": str(self.socket_path), "unixsocketperm": "700"}
+        options = {"dir": str(self.folder), "maxmemory-policy": "noeviction"} | listen | self.options
+        command = [*self._clock_command(), str(self.binary)]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        return command
+
     def _answers(self) -> bool:
         """Return whether it answers, with its data loaded; learn its pid from the answer."""
         try:
             with self._connect() as connection:
                 connection.sendall(b"INFO\r\n")
                 answer = b""
-                while b"# Keyspace" not in answer:
+                while self.INFO_END not in answer:
                     part = connection.recv(65536)
                     if not part:
                         return False
@@ -175,7 +182,7 @@ class RedisServer:
             return False
         fields = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
         self.pid = int(fields["process_id"])
-        return fields["loading"] == "0"
+        return fields.get("loading", "0") == "0"
 
     def _connect(self) -> socket.socket:
         if self.socket_path is None:

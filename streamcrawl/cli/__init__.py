@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from streamcrawl.cli.hiding import hide_passwords
 from streamcrawl.errors import ExitCode
 
 _COMMANDS: Final = {
@@ -84,6 +85,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code. Errors are one line on standard error."""
     code: Any
+    if arguments is None:
+        hide_passwords()
     try:
         code = cli.main(arguments, prog_name="streamcrawl", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

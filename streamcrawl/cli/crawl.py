@@ -14,6 +14,7 @@ from streamcrawl.cli.options import (
     GroupedCommand,
     GroupedOption,
     Limit,
+    Names,
     OnePath,
     Size,
     config_option,
@@ -108,6 +109,25 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=START,
     setting="pages_per_host_max",
     help="Leave out what a host has beyond N pages. Default: no limit.",
+)
+@_option(
+    "--drop-params",
+    "drop_params",
+    type=Names(),
+    metavar="NAME,NAME*",
+    group=START,
+    setting="drop_params",
+    help="Take these query parameters out of every URL; tracking stands for utm_*, fbclid, gclid and their like, "
+    "sessions for session ids, also in the path. Fixed when the crawl is created. Default: none.",
+)
+@_option(
+    "--sort-query/--no-sort-query",
+    "sort_query",
+    default=None,
+    group=START,
+    setting="sort_query",
+    help="Put query parameters into the order of their names. Fixed when the crawl is created. Default: as they are "
+    "written.",
 )
 @_option(
     "-o",
@@ -226,6 +246,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help=f"Take any TLS certificate: expired, of another host, of nobody known. [{variable_of('insecure')}=1]",
 )
 @_option(
+    "--min-rate",
+    "rate_min_bytes",
+    type=Size(),
+    group=FETCHING,
+    setting="rate_min_bytes",
+    help="Least bytes a second of a body, asked for after a third of --timeout; a slower one is tried again and at "
+    "last a dead letter. 0 for none. Default: 100.",
+)
+@_option(
     "--max-body",
     "body_max_bytes",
     type=Size(),
@@ -242,7 +271,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @redis_option(
     group=PLACE,
-    help="Keep the crawl in this Redis: redis://, rediss:// or unix://. A crawl of the same name "
+    help="Keep the crawl in this Redis: redis://, rediss://, unix:// or redis+sentinel://. A crawl of the same name "
     "there is joined with more workers. Default: a private server, with its data in ./.streamcrawl/NAME. "
     f"[{ENVIRONMENT_PREFIX}REDIS]",
 )

@@ -38,7 +38,7 @@ from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
-from streamcrawl.store.shards import Shards, delete_crawl, open_crawl, shards_in
+from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
@@ -233,8 +233,10 @@ class _Crawl(Running):
             check_memory(store, settings)
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
             return crawl, settings, 1
-        asked = {"shards": shards_in(state.get("identity")), **given}
-        crawl, _ = await open_crawl(client, make_settings(name, asked), sinks=names)
+        asked = {**identity_in(state.get("identity")), **given}
+        crawl, _ = await open_crawl(
+            client, make_settings(name, asked), sinks=names, is_alone=store.embedded is not None, log=self.log
+        )
         changes = {field: one for field, one in its_own.items() if CLASSES[field][0] is not SettingClass.IDENTITY}
         before = await read_tuned(crawl)
         await self._refuse_while_at_work(crawl, before, changes)

@@ -28,7 +28,7 @@ from streamcrawl.store.embedded import LOCK_WAIT_S
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import delete_crawl, join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
-from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,6 +53,8 @@ class _Place(NamedTuple):
     crawl: Shards
     name: str
     is_embedded: bool
+    is_at_rest: bool
+    """It is an embedded one whose server was started for this command: no worker is alive, and none can come."""
     options: tuple[str, ...]
     """Of the command line, that say where it is kept."""
 
@@ -69,7 +71,8 @@ class _Place(NamedTuple):
 @asynccontextmanager
 async def _place(name: str, redis_url: str | None, options: tuple[str, ...] = ()) -> AsyncIterator[_Place]:
     async with existing_store(redis_url, name) as store:
-        yield _Place(await join_crawl(store.client, name), name, redis_url is None, options)
+        crawl = await join_crawl(store.client, name)
+        yield _Place(crawl, name, redis_url is None, store.embedded is not None, options)
 
 
 def pause(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str, ...]) -> ExitCode:
@@ -115,44 +118,50 @@ def resume(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str,
 
 def drain(name: str, redis_url: str | None, *, timeout_ms: int, is_json: bool, place: tuple[str, ...]) -> ExitCode:
     """Pause, and wait until every stream of every shard is empty."""
-    return asyncio.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
+    try:
+        return asyncio.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
+    except KeyboardInterrupt:
+        click.echo(f"streamcrawl: interrupted; crawl {name} stays paused until `streamcrawl resume`", err=True)
+        return ExitCode.STOPPED
 
 
 async def _drain(
     name: str, redis_url: str | None, timeout_ms: int, *, is_json: bool, options: tuple[str, ...]
 ) -> ExitCode:
-    deadline = time.monotonic() + timeout_ms / 1000
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().call_later(timeout_ms / 1000, is_over.set)
     async with _place(name, redis_url, options) as at:
         with Showing(is_quiet=is_json) as showing:
             patience = Patience("drain", showing.say)
-            await until_answered(lambda: at.crawl.control(paused="1"), patience)
+            await until_answered(lambda: at.crawl.control(paused="1"), patience, is_over)
             is_warned = False
             while True:
-                left = await until_answered(lambda: _in_streams(at.crawl, name), patience)
+                left = await until_answered(lambda: _in_streams(at.crawl, name), patience, is_over)
                 if left is None:
                     word = "RESUMED"
                     break
-                if not any(left.values()):
+                if at.is_at_rest or not any(left.values()):
                     word = "DRAINED"
                     break
-                if time.monotonic() >= deadline:
+                if is_over.is_set():
                     word = "TIMEOUT"
                     break
-                if not is_warned and not await _is_anyone_alive(at):
+                if not is_warned and not await until_answered(lambda: _is_anyone_alive(at), patience, is_over):
                     is_warned = True
                     showing.say(f"no worker is alive: nobody takes what waits; start some: {at.start()}")
                 showing.show(f"draining {name}: {_in_words(left)}")
-                await asyncio.sleep(LOOK_S)
+                await sleep_or_stop(is_over, LOOK_S)
         status = await read_status(at.crawl.client, name)
     code = ExitCode.DONE if word == "DRAINED" else ExitCode.STOPPED
     waiting = status.page("queued") + status.page("delayed")
     if is_json:
         _write_json(name, ending=word, exit_code=int(code), queued=waiting, left=left or {})
     elif word == "DRAINED":
-        write(
-            f"crawl {name}: drained, {counted(waiting, 'page')} still queued; workers may be stopped now; "
-            f"go on: {at.command('resume')}"
-        )
+        # What was handed out and has not been taken yet is nobody's; the next run takes it.
+        waiting += (left or {}).get("fetch", 0)
+        how = "at rest, nothing is in any hand" if at.is_at_rest else "drained"
+        stop = "" if at.is_at_rest else "; workers may be stopped now"
+        write(f"crawl {name}: {how}, {counted(waiting, 'page')} still to fetch{stop}; go on: {at.command('resume')}")
     elif word == "RESUMED":
         write(f"crawl {name}: resumed by someone else before it was drained; drain it again")
     else:

@@ -91,7 +91,7 @@ def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
 
     async def read() -> AuditReport:
         async with existing_store(redis_url, name) as store:
-            return await audit(await join_crawl(store.client, name))
+            return await audit(await join_crawl(store.client, name, is_only_read=True))
 
     report = asyncio.run(read())
     if is_json:

@@ -86,6 +86,15 @@ class Limit(click.ParamType[int | None]):
             self.fail(str(error), param, ctx)
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names of query parameters between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
+
+
 class OnePath(click.ParamType[str]):
     """A path; one from the environment is whole, whatever spaces are in it, where the option may be repeated."""
 

@@ -33,6 +33,7 @@ from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, make_
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
+from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.seeds import COMPLAINTS_MAX, STDIN, SeedLines, SeedLoop, complaint, feeder_name, seed_url
 
@@ -175,6 +176,7 @@ class _Seeding:
         stored = read_stored(state)
         if options.output is not None and stored is not None:
             self._tell_of_output(options.output, list(stored.sinks.values()))
+        await upgrade_crawl(store.client, options.name, is_alone=store.embedded is not None, log=self.log)
         crawl = await join_crawl(store.client, options.name)
         settings = settings_of(crawl, options.name, (await read_tuned(crawl)).given)
         compare_given(options.name, options.settings, settings, self.log)

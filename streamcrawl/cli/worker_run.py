@@ -17,6 +17,7 @@ from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
+from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.supervisor import SinkSpec
 
@@ -77,6 +78,7 @@ class _Worker(Running):
         self.listen()
         async with existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
+            await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}

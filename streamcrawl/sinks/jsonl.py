@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of a disk that somebody may mend while the crawl waits: no space, quota, size limit, a device that is away."""
+_MENDED_BY: Final = "Put it back, or start over with --fresh"
 LOCK_WAIT_S: Final = 5.0
 """For the lock: a writer whose crawl was killed notices it within about a second, perhaps in the middle of a write."""
 _LOCK_POLL_S: Final = 0.05
@@ -81,7 +82,7 @@ class JsonlFile:
         """Length of what is written and durable; moved by `resume` and `append` only."""
         self._is_dirty = False
         try:
-            self._fd = _open(self.path)
+            self._fd, self._is_new = _open(self.path)
         except OSError as error:
             raise self._error(f"cannot be opened: {error.strerror}") from error
         try:
@@ -125,14 +126,24 @@ class JsonlFile:
     def resume(self, offset: int) -> None:
         """Go on from the offset that the store has: what lies behind it is cut off.
 
+        After a store was restored from a backup that is the tail which the store no longer knows of.
+
         Raises:
-            SinkError: the file is shorter, so committed records are missing.
+            SinkError: it is not the file that was written, or not all of it: committed records are missing.
         """
         length = os.fstat(self._fd).st_size
+        if length < offset and self._is_new:
+            self._unmake()
+            raise self._error(f"is not there, but {offset} bytes of it were written and confirmed. {_MENDED_BY}")
         if length < offset:
             raise self._error(
-                f"is {length} bytes long, but {offset} were written and confirmed: it was cut or replaced. "
-                "Put it back, or start over with --fresh"
+                f"is {length} bytes long, but {offset} were written and confirmed: it was cut or replaced. {_MENDED_BY}"
+            )
+        if offset and os.pread(self._fd, 1, offset - 1) != b"\n":
+            # Cut there, a line that somebody else wrote would be broken in two.
+            raise self._error(
+                f"has no end of a line at byte {offset}, up to which it was written and confirmed: it is another file. "
+                f"{_MENDED_BY}"
             )
         try:
             self._cut(offset)
@@ -169,6 +180,12 @@ class JsonlFile:
         self.offset += len(data)
         return self.offset
 
+    def _unmake(self) -> None:
+        """Delete the file that `_open` made, unless its place was taken: an empty one would look like a result."""
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
+                os.unlink(self.path)
+
     def _cut(self, offset: int) -> None:
         os.ftruncate(self._fd, offset)
         os.fsync(self._fd)
@@ -178,18 +195,19 @@ class JsonlFile:
         return SinkError(f"{self.path} {what}", stage="sink")
 
 
-def _open(path: Path) -> int:
+def _open(path: Path) -> tuple[int, bool]:
+    """Return a descriptor of the file, and whether it was made by this call."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), False
     # A file is durable only with its name: without this a power failure could leave confirmed records without one.
     folder = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return fd
+    return fd, True
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:

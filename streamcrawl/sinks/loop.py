@@ -14,12 +14,13 @@ import random
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from streamcrawl.errors import CrawlGone, SinkError, StoreUnavailable
+from streamcrawl.errors import SinkError, StoreUnavailable
 from streamcrawl.sinks.jsonl import SinkDiskFull
 from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.read import is_group_missing
 from streamcrawl.work.waker import Waker
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class SinkLoop:
 
         Raises:
             SinkError: another writer is alive for two leases, or the file cannot be written for good.
+            CrawlGone: the crawl was deleted or begun afresh.
             StoreError: but for StoreUnavailable, which is waited out.
         """
         is_in_doubt = True
@@ -121,20 +123,18 @@ class SinkLoop:
                         word = await self._write_batch(batch, stop)
                         if word is not _Word.DONE:
                             break
-                except StoreUnavailable as error:
+                except (StoreUnavailable, NoGroup) as error:
                     self._waker.forget()
-                    await self._patience.wait(error, stop)
+                    # A stream that was lost is no outage: opening the sink makes it again, or finds the crawl deleted.
+                    if not is_group_missing(error.__cause__):
+                        await self._patience.wait(error, stop)
                     word = _Word.DOUBT
-                except NoGroup:
-                    word = _Word.DOUBT  # the stream was lost; opening the sink makes it again
                 finally:
                     self._release()
                 if word is _Word.REPLACED:
                     self._log(f"sink {self._sink}: another writer took over; this one ends")
                     return
                 is_in_doubt = word is _Word.DOUBT
-        except CrawlGone as error:
-            self._log(f"sink {self._sink}: {error}")
         finally:
             waking.cancel()
             await self._waker.close()

@@ -26,7 +26,7 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -56,7 +56,7 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
 _DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots|seed)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -115,6 +115,8 @@ class Commit:
     links: Links = field(default_factory=Links)
     items: Sequence[str | bytes] = ()
     """Flat: sink, record, sink, record, …"""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Links of the page that are not followed, by reason (`LeftOut`)."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -129,6 +131,7 @@ class Commit:
                 _as_text(self.detail),
                 _as_text(self.links.flat),
                 _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
             )
         )
 
@@ -463,6 +466,20 @@ def script_values(settings: Settings) -> list[str]:
     return flat
 
 
+def other_schema(name: str, stored: bytes | None) -> StoreIncompatible:
+    """Return the refusal of a crawl that another version wrote, with what mends it."""
+    schema = int(stored or 0)
+    if schema > SCHEMA:
+        return StoreIncompatible(
+            f"crawl {name!r} was written by a newer version of streamcrawl (schema {schema}, this one reads {SCHEMA}): "
+            "install that version here too, or delete the crawl with --fresh"
+        )
+    return StoreIncompatible(
+        f"crawl {name!r} was written by an older version of streamcrawl (schema {schema}, this one reads {SCHEMA}): "
+        "`streamcrawl crawl --resume`, `worker` or `seed` upgrades it; until then only `status` and `audit` read it"
+    )
+
+
 async def open_shard(
     client: Redis, settings: Settings, *, sinks: Sequence[str] = (), shard: int = 0, epoch: str = "", given: bytes = b""
 ) -> tuple[Frontier, bool]:
@@ -498,10 +515,7 @@ async def open_shard(
     word = answer[0].decode()
     stored = answer[1].decode()
     if word == "SCHEMA":
-        raise StoreIncompatible(
-            f"crawl {settings.name!r} was written by another version of streamcrawl (schema {stored}, this one reads "
-            f"{SCHEMA}); finish it with that version, or delete it with --fresh"
-        )
+        raise other_schema(settings.name, answer[1])
     if word == "IDENTITY":
         raise ConfigError(
             f"crawl {settings.name!r} exists with {stored} and was asked for with {identity}: these cannot change; "

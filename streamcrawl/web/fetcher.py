@@ -1,8 +1,9 @@
 """Fetch one URL: one hop, one answer or one `FetchError`.
 
-Never follows a redirect (each hop has to wait for its host's delay, so the caller follows `Answer.location`), never
-retries a host on its own account, never reads a body beyond its cap, never sends cookies or the credentials of a URL,
-never connects to an address that its guard refuses. Start at `Fetcher.fetch`.
+What becomes of the body stands in bodies.py. Never follows a redirect (each hop has to wait for its host's delay, so
+the caller follows `Answer.location`), never retries a host on its own account, never reads a body beyond its cap, never
+sends cookies or the credentials of a URL, never connects to an address that its guard refuses. Start at
+`Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
 that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
@@ -11,7 +12,7 @@ byte of the answer came has not asked the host anything.
 
 `yarl.URL(url, encoded=True)` puts the canonical URL on the wire byte for byte; without it yarl would quote it anew.
 
-Sources: RFC 9110 sections 8.4 (content codings), 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
+Sources: RFC 9110 sections 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
 (repeating requests on a closed connection).
 """
 
@@ -21,7 +22,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiohttp import (
     ClientResponse,
@@ -33,7 +34,7 @@ from aiohttp import (
     client_exceptions,
 )
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -55,6 +56,7 @@ from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
+from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
 from streamcrawl.web.dns import Resolver
 
 if TYPE_CHECKING:
@@ -64,22 +66,23 @@ if TYPE_CHECKING:
 
     from aiohttp import StreamReader, TraceRequestHeadersSentParams
     from aiohttp.connector import Connection
+    from aiohttp.http_parser import RawResponseMessage
     from multidict import CIMultiDictProxy
 
     from streamcrawl.settings import Settings
 
 ACCEPT: Final = "text/html,application/xhtml+xml,*/*;q=0.8"
-ACCEPT_ENCODING: Final = "gzip, deflate, br"
-"""What aiohttp decodes with what this package requires; zstd would depend on the Python version."""
-
 READ_BUFFER_BYTES: Final = 65_536
-"""aiohttp inflates at most this much at a time and pauses at twice as much, so that a body passes its cap by at most
-three times this before it is cut off."""
+"""aiohttp stops reading from the host at twice as much that waits to be read, before it is inflated."""
 READ_BUFFER_MIN_BYTES: Final = 4096
 REDIRECT_BODY_MAX_BYTES: Final = 65_536
 """The body of a redirect is read only to keep its connection; beyond this a new connection is cheaper."""
 HEADER_MAX_BYTES: Final = 32_768
 """One header line: policies of real sites pass aiohttp's 8 KiB; with at most 128 headers a head stays under 4 MiB."""
+INTERIMS_MAX: Final = 100
+"""Answers of 1xx before the one that counts: a host that sends nothing else kept a core busy up to the total limit."""
+BARREN_MAX_BYTES: Final = 1_048_576
+"""The same with an extension of a chunk that never ends."""
 MESSAGE_MAX: Final = 300
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
@@ -89,6 +92,7 @@ KEEP_ALIVE_MAX_S: Final = 15.0
 thousands of hosts would run out of file descriptors."""
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\n", re.IGNORECASE)
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
 
 
@@ -101,7 +105,7 @@ class Answer:
     status: int
     headers: CIMultiDictProxy[str]
     body: bytes
-    """Decoded from gzip, deflate and br; a coding that nobody asked for is left as it came, as browsers do.
+    """Decoded from gzip, deflate, br and zstd; a coding nobody asked for is left as it came, as browsers do.
     Empty for most redirects: see `location`."""
     content_type: str | None
     """The MIME type alone, in lower case; None when there is none."""
@@ -168,7 +172,7 @@ class Fetcher:
             max_line_size=HEADER_MAX_BYTES,
             max_field_size=HEADER_MAX_BYTES,
             response_class=_Response,
-            auto_decompress=True,
+            auto_decompress=False,
             trust_env=False,
             trace_configs=traces,
         )
@@ -204,6 +208,7 @@ class Fetcher:
             BlockedAddress: the host is where this crawl must not connect to.
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
             BodyTooLarge: the body passes the cap; its connection is closed.
+            BodyTooSlow: it comes at less than the least rate; its connection is closed.
             FetchError: every other class that `fetch_error` can return.
         """
         session = self._session if on_sent is None else self._telling
@@ -250,12 +255,14 @@ class Fetcher:
                 raise mapped from error
         try:
             status = response.status
+            if status == 101:
+                raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
                 location = _location(response, url)
-                body = await _read_redirect_body(response)
+                body = await self._read_redirect_body(response, url)
             else:
                 location = None
-                body = await _read_body(response, url, body_max)
+                body = await self._read_body(response, url, body_max)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -275,6 +282,34 @@ class Fetcher:
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
         )
+
+    async def _read_body(self, response: ClientResponse, url: str, body_max: int) -> bytes:
+        """Return the whole decoded body.
+
+        Raises:
+            FetchError: those of `read_body`, or it did not come whole.
+        """
+        codings = _codings(response)
+        length = response.content_length
+        if length is not None and length > body_max and not codings:
+            raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
+        try:
+            return await self._read(response, codings, body_max, url)
+        except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+            raise fetch_error(error, url, is_unanswered=False) from error
+
+    async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
+        """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
+        try:
+            return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
+        except (FetchError, client_exceptions.ClientError, HttpProcessingError, OSError):
+            response.close()
+            return b""
+
+    async def _read(self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str) -> bytes:
+        settings = self._settings
+        rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
+        return await read_body(response.content, codings, size_max, url, rate_min=rate_min, patience_s=patience_s)
 
 
 @lru_cache(maxsize=256)
@@ -298,8 +333,6 @@ def fetch_error(error: BaseException, url: str, *, is_unanswered: bool) -> Fetch
         is_unanswered: No byte of an answer had come; used where the class of the error does not say so.
     """
     kind = next((_ERRORS[cls] for cls in type(error).__mro__ if cls in _ERRORS), ProtocolError)
-    if isinstance(error, client_exceptions.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
-        kind = ProtocolError
     message = _one_line(error)
     if issubclass(kind, (Disconnected, FetchTimeout)):
         return kind(message, url, is_unanswered=is_unanswered)
@@ -331,7 +364,7 @@ _ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
     client_exceptions.ClientOSError: Disconnected,
     client_exceptions.ServerConnectionError: Disconnected,
     client_exceptions.ServerDisconnectedError: Disconnected,
-    client_exceptions.ClientPayloadError: Disconnected,  # but for a broken coding: see fetch_error
+    client_exceptions.ClientPayloadError: Disconnected,
     OSError: Disconnected,
     client_exceptions.ClientResponseError: ProtocolError,
     HttpProcessingError: ProtocolError,
@@ -388,6 +421,8 @@ def _one_line(error: BaseException) -> str:
             text = f"cannot {verb} {error.host}:{error.port}: {reason}"
         case client_exceptions.ClientResponseError() | HttpProcessingError():
             text = f"not an HTTP answer: {error.message}"
+        case client_exceptions.ServerDisconnectedError() if not isinstance(error.message, str):
+            text = "the host closed the connection in the middle of the head"
         case _ if type(error) is TimeoutError:
             text = "not finished within the time limit"
         case _:
@@ -406,17 +441,76 @@ class _Handler(ResponseHandler):
     """A request before this one was answered: the connection was kept alive."""
     is_answering = False
     """Some of this answer came."""
+    _body: StreamReader | None = None
+    """Of the answer that is awaited; None until its head has come, which those of 1xx are not."""
+    _interims = 0
+    _barren_bytes = 0
+    """How much came in a row that brought nothing of the body."""
     _read_due: float | None = None
     """Loop time at which the read limit passes; None while nothing is awaited."""
     _read_watch: asyncio.TimerHandle | None = None
 
+    def set_response_params(self, **params: Any) -> None:
+        self._body = None
+        self._interims = self._barren_bytes = 0
+        super().set_response_params(**params)
+
     def data_received(self, data: bytes) -> None:
+        if not data:  # aiohttp goes on with what it held back
+            super().data_received(data)
+            return
         self.is_answering = True
+        # Head by head and apart from the body: aiohttp's parser drops the answers of a packet in which it finds a fault
+        # later on, so whether a 204 with a body is an answer would depend on how its bytes were packed.
+        while self._body is None:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4 or end >= len(data) or _is_within_length(data, end):
+                break
+            self._feed(data[:end])
+            if self._exception is not None:
+                return
+            data = data[end:]
+        if self._body is not None and self._body.is_eof():
+            # More than the answer has: the rest must not be taken for the next one.
+            self._should_close = True
+            if self.transport is not None:
+                self.transport.close()
+            return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        body = self._body
+        had = 0 if body is None else body.total_bytes
         super().data_received(data)
-        if self._exception is not None and self._payload is not None and not self._payload.is_eof():
-            # aiohttp tells a broken chunk only to whoever waits for a head: who waits for the body would wait for the
-            # total limit (seen with 3.14.5).
-            self._payload.set_exception(self._exception)
+        if self._exception is not None:
+            self._tell_body()
+        elif body is not None and not body.is_eof():
+            self._barren_bytes = self._barren_bytes + len(data) if body.total_bytes == had else 0
+            if self._barren_bytes > BARREN_MAX_BYTES:
+                self._fail(f"more than {BARREN_MAX_BYTES} bytes between two of the body")
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        message, body = data
+        if 100 <= message.code <= 199 and message.code != 101:
+            self._interims += 1
+            if self._interims > INTERIMS_MAX:
+                self._fail(f"more than {INTERIMS_MAX} answers of 1xx")
+                return
+        else:
+            self._body = body
+        super().feed_data(data, size)
+
+    def _fail(self, message: str) -> None:
+        if self.transport is not None:
+            self.transport.close()
+        self.set_exception(HttpProcessingError(message=message))
+        self._tell_body()
+
+    def _tell_body(self) -> None:
+        """Tell who reads the body: aiohttp tells a broken chunk only to whoever waits for a head, so who waits for the
+        body would wait for the total limit (seen with 3.14.5)."""
+        if self._exception is not None and self._body is not None and not self._body.is_eof():
+            self._body.set_exception(self._exception)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -442,6 +536,13 @@ class _Handler(ResponseHandler):
             self._on_read_timeout()
         else:
             self._read_watch = self._loop.call_at(self._read_due, self._look_at_read_limit)
+
+
+def _is_within_length(data: bytes, end: int) -> bool:
+    """Return whether what stands in a packet behind the head of an answer certainly is of its body."""
+    # To feed head and body apart costs 10 us, a fiftieth of a page; so most come together after all.
+    length = _LENGTH.search(data, 0, end)
+    return length is not None and int(length[1]) >= len(data) - end and data[9:12] == b"200"
 
 
 class _Response(ClientResponse):
@@ -547,51 +648,6 @@ def _location(response: ClientResponse, url: str) -> str:
     return target
 
 
-async def _read_body(response: ClientResponse, url: str, body_max: int) -> bytes:
-    """Return the whole decoded body.
-
-    Raises:
-        BodyTooLarge: it has more than `body_max` bytes.
-        FetchError: it did not come whole, or its coding is broken.
-    """
-    content = response.content
-    try:
-        if content.is_eof():
-            # Most pages: head and body came together, nothing to wait for.
-            body: bytes | None = content.read_nowait()
-        else:
-            length = response.content_length
-            if length is not None and length > body_max and "Content-Encoding" not in response.headers:
-                raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
-            body = await _read_until(content, body_max)
-    except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
-        raise fetch_error(error, url, is_unanswered=False) from error
-    if body is None or len(body) > body_max:
-        raise BodyTooLarge(f"the body has more than {body_max} bytes", url)
-    return body
-
-
-async def _read_redirect_body(response: ClientResponse) -> bytes:
-    """Return the body of a redirect, or nothing and close: what comes after the head must not spoil the redirect."""
-    try:
-        body = await _read_until(response.content, REDIRECT_BODY_MAX_BYTES)
-    except (client_exceptions.ClientError, HttpProcessingError, OSError):
-        body = None
-    if body is None:
-        response.close()
-    return body or b""
-
-
-async def _read_until(content: StreamReader, size_max: int) -> bytes | None:
-    """Return everything up to the end; None when it is more than `size_max` bytes.
-
-    Never `content.read()`: that lifts aiohttp's bound on what is inflated at a time.
-    """
-    blocks: list[bytes] = []
-    size = 0
-    while block := await content.readany():
-        size += len(block)
-        if size > size_max:
-            return None
-        blocks.append(block)
-    return b"".join(blocks)
+def _codings(response: ClientResponse) -> tuple[str, ...]:
+    headers = response.headers
+    return codings_of(",".join(headers.getall("Content-Encoding"))) if "Content-Encoding" in headers else ()

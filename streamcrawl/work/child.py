@@ -37,6 +37,8 @@ EXIT_GONE: Final = 70
 """The crawl was deleted or begun afresh: do not start this worker again."""
 EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
+EXIT_REFUSED: Final = 72
+"""The store refuses it in a way that waiting does not mend (a permission, a password): it would refuse another one."""
 GC_THRESHOLD: Final = 20_000
 """Most objects of a page end without the collector, which at its default pace looks at them after every second page."""
 STUCK_SPARE_MS: Final = 10_000
@@ -142,6 +144,9 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         return EXIT_GONE
     except StoreUnavailable as error:
         child.log(f"{child.spec.role}: ended without the store: {error}")
+    except StoreError as error:
+        child.event(event="error", text=str(error))
+        return EXIT_REFUSED
     except StreamcrawlError as error:
         child.event(event="error", text=str(error))
         return EXIT_CONFIG

@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from streamcrawl.errors import StoreUnavailable
 
@@ -68,8 +69,26 @@ class Alarm:
         return False
 
 
+class _Outage:
+    """What the loops of one process know of an outage."""
+
+    def __init__(self) -> None:
+        self.waiting: WeakSet[Patience] = WeakSet()
+        self.told: set[str] = set()
+        """Reasons that were logged; a few, as the messages of store/connection.py are."""
+        self.since = 0.0
+
+
+_away: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Outage]] = WeakKeyDictionary()
+"""One outage for each event loop, which is one for each process."""
+
+
 class Patience:
-    """Backs off while the store is unavailable, with full jitter, and says so once per outage."""
+    """Backs off while the store is unavailable, with full jitter.
+
+    All loops of a process meet an outage at once: the first says why, the last that goes on says that it is over, and
+    another one speaks up only when it is told another reason.
+    """
 
     def __init__(
         self, who: str, log: Log, *, on_outage: Callable[[], None] | None = None, pause_max_s: float = BACKOFF_MAX_S
@@ -81,15 +100,28 @@ class Patience:
         self.failures = 0
 
     def recovered(self) -> None:
-        if self.failures:
-            self._log(f"{self._who}: the store answers again after {self.failures} tries")
-            self.failures = 0
+        if not self.failures:
+            return
+        self.failures = 0
+        outage = _away[asyncio.get_running_loop()]
+        outage.waiting.discard(self)
+        if not outage.waiting:
+            self._log(f"{self._who}: the store answers again after {time.monotonic() - outage.since:.1f} s")
+            outage.told.clear()
 
     async def wait(self, error: Exception, stop: asyncio.Event | None = None) -> None:
         self.failures += 1
-        if self.failures == 1:
-            if self._on_outage is not None:
-                self._on_outage()
+        outage = _away.setdefault(asyncio.get_running_loop(), _Outage())
+        if not outage.waiting:
+            outage.since = time.monotonic()
+            outage.told.clear()  # who was told to stop in the last one never said that it is over
+        outage.waiting.add(self)
+        if self.failures == 1 and self._on_outage is not None:
+            self._on_outage()
+        # What is in brackets differs from one connection to the next (store/connection.py).
+        reason = str(error).partition(" (")[0]
+        if reason not in outage.told:
+            outage.told.add(reason)
             self._log(f"{self._who}: {error}; trying again")
         delay = min(self._pause_max_s, BACKOFF_BASE_S * 2 ** min(self.failures, 10)) * (0.5 + random.random() / 2)
         if stop is None:

@@ -13,6 +13,7 @@ import contextlib
 import random
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -38,7 +39,8 @@ from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import verdict_for_status
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
-from streamcrawl.rules.urls import split_url
+from streamcrawl.rules.traps import Traps
+from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
@@ -144,6 +146,8 @@ class PageWork:
         self._board = board
         self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
+        self._form = Canonicalizer.from_settings(settings)
+        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
@@ -163,6 +167,7 @@ class PageWork:
         self._settings = settings
         self._scope = scope
         self._policy = RetryPolicy.from_settings(settings)
+        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
         if self._handler is not None:
             self._handler.timeout_ms = settings.handler_timeout_ms
@@ -357,16 +362,22 @@ class PageWork:
 
     def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
         depth = task.depth + 1
-        if self._settings.depth_max is not None and depth > self._settings.depth_max:
-            return
         url = task.url
         tasks = []
-        for link in urls:
+        left_out = Counter[str]()
+        # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
+        forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
+        for link in forms:
             if link in self.seen or not self._scope.admits(link, page_host=task.host):
+                continue
+            reason = self._traps.reason(link, depth=depth, referrer=url)
+            if reason is not None:
+                left_out[reason.value] += 1
                 continue
             host, path = split_url(link)
             tasks.append(CrawlTask(host=host, path=path, depth=depth, referrer=url))
             ending.offered.append(link)
+        commit.left_out = left_out
         self._place(ending, commit, tasks)
 
     def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
@@ -385,9 +396,14 @@ class PageWork:
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
+        host, path = split_url(self._form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
-        if task.depth > 0 and not self._scope.admits(host + path, page_host=task.host):
-            return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
+        if task.depth > 0:
+            if not self._scope.admits(host + path, page_host=task.host):
+                return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
+            reason = self._traps.reason(host + path, depth=task.depth, referrer=task.url)
+            if reason is not None:
+                return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = CrawlTask(
             host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)

@@ -14,11 +14,12 @@ time, and only then one waits, in some of them, for a moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError, ResponseError
 
-from streamcrawl.errors import StoreUnavailable
+from streamcrawl.errors import StoreFull, StoreUnavailable
 from streamcrawl.store.connection import NoGroup, map_error
 from streamcrawl.store.frontier import FETCH_STREAM, Entry
 from streamcrawl.store.keys import GROUP
@@ -157,8 +158,12 @@ class ReadLoop:
 
     async def _recover(self, error: Exception) -> None:
         mapped = map_error(error)
-        if _is_group_missing(error):
-            # The stream was lost (flushed, failed over to an older state): dispatch makes the group again, at 0.
+        if is_group_missing(error):
+            # The stream was lost (flushed, failed over to an older state): dispatch makes the group again, at 0. Or the
+            # crawl was deleted, which is no outage to tell about: asked for nothing, it says so.
+            for frontier in self._crawl:
+                with contextlib.suppress(StoreUnavailable, StoreFull):
+                    await frontier.dispatch(0)
             mapped = StoreUnavailable("the work stream is gone; waiting for it to be made again")
         elif not isinstance(mapped, StoreUnavailable):
             raise mapped from error
@@ -195,6 +200,9 @@ class ReadLoop:
         self._is_restarted = self._is_restarted and self._looks_left > 0
 
 
-def _is_group_missing(error: Exception) -> bool:
-    # 7.0 says UNBLOCKED to a reader whose stream went away, 8.2 says NOGROUP.
-    return isinstance(error, ResponseError) and str(error).startswith(("NOGROUP", "UNBLOCKED"))
+def is_group_missing(error: BaseException | None) -> bool:
+    """Return whether an error of redis-py says that the stream which is read from, or its group, does not exist."""
+    # 7.0 says UNBLOCKED to a reader whose stream went away (and to one whose server becomes a replica), 8.2 NOGROUP.
+    text = str(error)
+    is_unblocked = text.startswith("UNBLOCKED") and "no longer exists" in text
+    return isinstance(error, ResponseError) and (is_unblocked or text.startswith("NOGROUP"))

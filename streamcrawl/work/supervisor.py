@@ -24,7 +24,7 @@ from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import RESTING, Board, monotonic_ms
 from streamcrawl.work.budget import BudgetLoop
-from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, ChildSpec
+from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, EXIT_REFUSED, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -348,10 +348,13 @@ class Supervisor:
                 await self._follow(child)
                 assert child.offspring is not None
                 code = await child.offspring.wait()
-                await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
-                self.children.remove(child)
-                child.board.close()
-                child.settled.set_result(None)
+                try:
+                    await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
+                finally:
+                    # Also where the store refuses it: who waits for the end of a child must not wait for nothing.
+                    self.children.remove(child)
+                    child.board.close()
+                    child.settled.set_result(None)
                 self._note_end(child, code)
                 if not child.is_ready:
                     await sleep_or_stop(self._closing, RESTART_PAUSE_S * 2**self._failed_starts)
@@ -465,6 +468,8 @@ class Supervisor:
             raise CrawlGone(child.error)
         if code == EXIT_CONFIG:
             raise ConfigError(child.error)
+        if code == EXIT_REFUSED:
+            raise StoreError(child.error)
         if self._closing.is_set():
             return
         if not child.is_ready:

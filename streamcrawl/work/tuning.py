@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from streamcrawl.errors import ConfigError
+from streamcrawl.errors import ConfigError, CrawlGone
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Mind
 from streamcrawl.store.tuning import put_in_force, read_tuned, settings_of
@@ -82,15 +82,20 @@ class TuningLoop:
     async def _look(self) -> list[Mind]:
         async with self._crawl.client.pipeline(transaction=False) as pipe:
             for frontier in self._crawl:
-                pipe.hmget(frontier.keys.state, ["version", "paused", "stopped"])
+                pipe.hmget(frontier.keys.state, ["version", "paused", "stopped", "epoch"])
             with mapped_errors():
                 rows: list[Any] = await pipe.execute()
+        if any(epoch != self._crawl.epoch.encode() for *_, epoch in rows):
+            # Where nothing is stored any more, the defaults would look like a change.
+            raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
         return [
-            Mind(int(version or 0), (paused or b"").decode(), (why or b"").decode()) for version, paused, why in rows
+            Mind(int(version or 0), (paused or b"").decode(), (why or b"").decode()) for version, paused, why, _ in rows
         ]
 
     async def _follow(self) -> None:
         tuned = await read_tuned(self._crawl)
+        if not tuned.version:
+            return  # deleted since; the next look says so
         try:
             settings = settings_of(self._crawl, self._settings.name, tuned.given, **self._local)
         except ConfigError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from streamcrawl.errors import CrawlGone
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
@@ -60,6 +61,12 @@ async def run_worker(child: Child) -> None:
         StoreError: a refusal that waiting does not mend.
     """
     spec, settings, crawl = child.spec, child.settings, child.crawl
+    gone = asyncio.Event()
+
+    def be_gone() -> None:
+        gone.set()
+        child.stop.set()
+
     async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
         work = PageWork(
             settings,
@@ -84,7 +91,7 @@ async def run_worker(child: Child) -> None:
             child.board,
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
-            on_gone=child.stop.set,
+            on_gone=be_gone,
             log=child.log,
         )
         read = ReadLoop(
@@ -125,7 +132,7 @@ async def run_worker(child: Child) -> None:
             if not reading.done():
                 await asyncio.wait((reading,))
             hurry = _start(_hurry(child, slots), "hurry")
-            await slots.stop(0.0 if child.now.is_set() or failed else child.grace_s)
+            await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
             hurry.cancel()
             for shard in shards:
                 shard.offers.stop()
@@ -133,6 +140,9 @@ async def run_worker(child: Child) -> None:
             await asyncio.wait(loops)
             for loop in loops:
                 loop.result()
+            if gone.is_set():
+                # No loop came across it. Without a word the supervisor would start a successor.
+                raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
         finally:
             stopping.cancel()
 

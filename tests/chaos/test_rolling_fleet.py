@@ -64,6 +64,8 @@ async def test_nothing_stops_or_is_lost_while_every_worker_is_exchanged(
             assert await first.wait(60) == ExitCode.STOPPED
             for _ in range(CHANGES):
                 leaving = fleet.popleft()
+                # Before that it has no work to hand back, and perhaps no handler for the signal yet.
+                await asyncio.to_thread(until_joined, leaving)
                 leaving.process.send_signal(signal.SIGTERM)
                 start_worker()
                 await asyncio.gather(until_fetched(site, PAGES_BETWEEN), asyncio.sleep(PACE_S))
@@ -89,6 +91,10 @@ async def test_nothing_stops_or_is_lost_while_every_worker_is_exchanged(
         starts = sorted(request.start_ms for request in requests)
         assert max(later - earlier for earlier, later in pairwise(starts)) < GAP_MAX_MS
         assert await names_in(redis_server, crawl_name) == 0
+
+
+def until_joined(worker: Running) -> None:
+    worker.until(lambda: "joining" in worker.err, "it joins", within_s=60)
 
 
 async def until_fetched(site: SiteProcess, count: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.settings import CLASSES, Given, SettingClass, key_of, make_settings
+from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
@@ -124,11 +125,14 @@ async def test_crawl_that_is_not_there_is_named_and_nothing_is_made(
         f"streamcrawl: there is no crawl {crawl_name!r} in .streamcrawl (there: none); "
         "give --redis URL for one elsewhere\n"
     )
-    away = command.run(*word, crawl_name, "--redis", f"redis://127.0.0.1:{free_port()}")
-    assert away.code == ExitCode.STORE_UNAVAILABLE
-    assert away.err.count("\n") == 1
     assert await redis_client.keys(f"*{crawl_name}*") == []
     assert list(command.folder.iterdir()) == []
+
+
+def test_redis_that_is_not_there_is_one_line(command: Command, crawl_name: str) -> None:
+    result = command.run("pause", crawl_name, "--redis", f"redis://127.0.0.1:{free_port()}")
+    assert result.code == ExitCode.STORE_UNAVAILABLE
+    assert result.err.count("\n") == 1
 
 
 async def test_as_json(command: Command, redis_server: RedisServer, crawl_name: str, open_by_hand: OpenCrawl) -> None:
@@ -182,7 +186,7 @@ async def test_drain_ends_when_nothing_is_in_any_hand(
         result = draining.wait()
     assert result.code == ExitCode.DONE
     assert result.out == (
-        f"crawl {crawl_name}: drained, {len(HOSTS)} pages still queued; workers may be stopped now; "
+        f"crawl {crawl_name}: drained, {len(HOSTS)} pages still to fetch; workers may be stopped now; "
         f"go on: streamcrawl resume {crawl_name} --redis {redis_server.url}\n"
     )
     assert await fields(crawl, "paused") == [b"1"] * SHARDS
@@ -221,6 +225,40 @@ async def test_drain_does_not_take_the_word_of_somebody_else_for_its_end(
             result = draining.wait()
             assert result.code == ExitCode.STORE_UNAVAILABLE
             assert "was deleted or begun afresh by someone else meanwhile\n" in result.err
+
+
+async def test_interrupted_drain_says_that_the_crawl_stays_paused(
+    command: Command, redis_server: RedisServer, crawl_name: str, open_by_hand: OpenCrawl
+) -> None:
+    crawl = await open_by_hand()
+    await offer(crawl)
+    await dispatch(crawl)
+    with command.start("drain", crawl_name, "--redis", redis_server.url) as draining:
+        draining.until(lambda: "no worker is alive" in draining.err, "it waits")
+        draining.interrupt()
+        result = draining.wait()
+    assert result.code == ExitCode.STOPPED
+    said = f"streamcrawl: interrupted; crawl {crawl_name} stays paused until `streamcrawl resume`\n"
+    assert result.err.endswith(said)
+    assert "Traceback" not in result.err
+
+
+async def test_drain_waits_for_a_store_that_is_away_but_not_beyond_its_timeout(
+    command: Command, crawl_name: str
+) -> None:
+    with RedisServer() as server:
+        client = connect(server.url)
+        crawl, _ = await open_crawl(client, make_settings(**fast(crawl_name)))
+        await Lab(crawl.first).offer("http://a.test/")
+        await dispatch(crawl)
+        await client.aclose()
+        with command.start("drain", crawl_name, "--redis", server.url, "--timeout", "4s") as draining:
+            draining.until(lambda: "no worker is alive" in draining.err, "it waits")
+            server.kill9()
+            result = draining.wait()
+    assert result.code == ExitCode.STORE_UNAVAILABLE
+    assert result.err.count("drain: Redis does not answer now (") == 1
+    assert result.err.splitlines()[-1].startswith("streamcrawl: Redis does not answer now (")
 
 
 # -- close
@@ -391,28 +429,20 @@ async def test_settings_set_changes_all_or_nothing(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ("shards=4", "shards is fixed when the crawl is created ("),
-        ("concurrency=4", "concurrency is not the crawl's but of each machine ("),
-        ("dleay=4", "there is no setting 'dleay'; the nearest is 'delay'"),
-        ("delay", "'delay' is not KEY=VALUE; delay= alone goes back to the default"),
-        ("delay=fast", "delay: 'fast' is not a duration"),
-        ("deny=(", "'(' is not a regular expression"),
-        ("pages_max=0", "the least is 1"),
-        ("lease=5s", "lease changes only while no worker is alive ("),
-    ],
-)
 async def test_settings_that_cannot_be_set_are_refused_with_the_reason(
-    command: Command, redis_server: RedisServer, crawl_name: str, open_by_hand: OpenCrawl, change: str, why: str
+    command: Command, redis_server: RedisServer, crawl_name: str, open_by_hand: OpenCrawl
 ) -> None:
     crawl = await open_by_hand()
     await beat(crawl, "w1")
-    refused = command.run("settings", "set", crawl_name, "timeout=1s", change, "--redis", redis_server.url)
-    assert refused.code == ExitCode.USAGE
-    assert why in refused.err
-    assert refused.err.count("\n") == 1
+    for change, why in (
+        ("shards=4", "shards is fixed when the crawl is created ("),
+        ("pages_max=0", "the least is 1"),
+        ("lease=5s", "lease changes only while no worker is alive ("),
+    ):
+        refused = command.run("settings", "set", crawl_name, "timeout=1s", change, "--redis", redis_server.url)
+        assert refused.code == ExitCode.USAGE
+        assert why in refused.err
+        assert refused.err.count("\n") == 1
     assert await fields(crawl, "version") == [b"1"] * SHARDS
 
 

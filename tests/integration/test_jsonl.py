@@ -53,6 +53,28 @@ def test_file_shorter_than_its_offset_is_refused_and_left_as_it_is(path: Path) -
     assert path.read_bytes() == b"{}\n"
 
 
+def test_missing_file_of_which_records_were_committed_is_refused_and_not_made(path: Path) -> None:
+    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"is not there, but 6 bytes of it .*Put it back"):
+        file.resume(6)
+    assert not path.exists()
+
+
+def test_file_that_took_the_place_of_a_missing_one_is_left_alone(path: Path) -> None:
+    with JsonlFile(path) as file:
+        path.unlink()
+        path.write_bytes(b"{}\n{}\n")
+        with pytest.raises(SinkError, match="is not there"):
+            file.resume(6)
+    assert path.read_bytes() == b"{}\n{}\n"
+
+
+def test_other_file_of_enough_bytes_is_refused_and_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"{} {} {} {}\n")
+    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"no end of a line at byte 6, .* another file"):
+        file.resume(6)
+    assert path.read_bytes() == b"{} {} {} {}\n"
+
+
 def test_second_writer_is_refused_in_one_line(file: JsonlFile, path: Path) -> None:
     with pytest.raises(SinkError, match="being written by another process") as caught:
         JsonlFile(path, lock_wait_s=0)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.quiet
+
 HOSTS = 40
 DELAY_MS = 200
 SITE = SiteSpec(

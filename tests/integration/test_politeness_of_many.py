@@ -12,6 +12,8 @@ from tests.site.server import SiteProcess, SiteSpec
 if TYPE_CHECKING:
     from tests.redis_server import RedisServer
 
+pytestmark = pytest.mark.quiet
+
 HOSTS: Final = 40
 CAP: Final = 3
 DELAY_MS: Final = 200

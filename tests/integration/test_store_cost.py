@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+pytestmark = pytest.mark.quiet
+
 BOUND_MS: Final = 20.0
 ROUNDS: Final = 5
 TAIL: Final = "with/a/path/as/long/as/those/of/real/pages.html?and=query"

@@ -267,3 +267,92 @@ async def test_tasks_that_are_counted_and_lie_nowhere_do_not_hold_the_end(open_l
     await lab.client.hincrby(lab.keys.totals, "page.queued", -1)
     await lab.client.hincrby(lab.keys.totals, "page.created", -1)
     await lab.client.hincrby(lab.keys.totals, "seed.ended", 1)
+
+
+async def letters_of(lab: Lab) -> list[tuple[str, str, str, bytes]]:
+    """Return the dead letters as they are sent again."""
+    rows = await lab.client.xrange(lab.keys.dead)
+    return [(row.decode(), f[b"host"].decode(), f[b"level"].decode(), f[b"task"]) for row, f in rows]
+
+
+async def test_a_replay_gives_a_host_that_was_given_up_its_chance(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    await fail(lab)
+    await lab.frontier.give_up(after_ms=0, idle_ms=0)
+    assert await lab.frontier.replay(await letters_of(lab)) == ["QUEUED", "QUEUED"]
+    assert (await lab.host(A)).keys() == {"queued", "due"}
+    assert await lab.frontier.give_up(after_ms=0, idle_ms=0) == (0, 0, 0)
+    assert len(await lab.take()) == 1
+
+
+async def test_a_replay_takes_no_backoff_from_a_host_that_fails_now(open_lab: OpenLab) -> None:
+    """A long replay would otherwise ask it without a pause, and it would never be given up."""
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    await lab.end(held, Outcome.DEAD)
+    await fail(lab)
+    before = await lab.host(A)
+    _, changed = await lab.changes(lab.frontier.replay(await letters_of(lab)))
+    assert changed[f"host:{A}"] == {"queued": (1, 2)}
+    assert before["failures"] == 1
+    assert not {"failing", "schedule", "giving_up"} & changed.keys()
+
+
+@pytest.mark.parametrize("how", ["replay", "chance"])
+async def test_a_robots_task_under_way_is_not_asked_for_again(open_lab: OpenLab, how: str) -> None:
+    """Its host is given up meanwhile, and gets another chance before it has ended."""
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 2))
+    await fail(lab, reason="robots")
+    await lab.let_pass(120_000)
+    [robots] = await lab.take()
+    assert (await lab.frontier.give_up(after_ms=0, idle_ms=0, limit=1))[:2] == (1, 1)
+    if how == "replay":
+        assert await lab.frontier.replay(await letters_of(lab)) == ["QUEUED"]
+    else:
+        assert await lab.frontier.set_host(A, chance=1) == "OK"
+    assert await lab.take("w2") == []
+    await lab.check()
+    await lab.end(robots)
+    assert len(await lab.take()) == 1
+
+
+async def test_a_dead_robots_task_is_asked_for_again_once_its_pages_are_replayed(open_lab: OpenLab) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 1))
+    [robots] = await lab.take()
+    await lab.end(robots, Outcome.DEAD)
+    assert await lab.frontier.give_up(after_ms=0, idle_ms=0) == (1, 0, 0)
+    [page] = [letter for letter in await letters_of(lab) if letter[2] != "0"]
+    assert await lab.frontier.replay([page]) == ["QUEUED"]
+    [again] = await lab.take()
+    assert again.task.url == f"{A}/robots.txt"
+    assert again.id != robots.id
+    await lab.check()
+
+
+async def test_a_blocked_host_is_left_alone_in_every_state(open_lab: OpenLab) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.frontier.control(closed=1)
+    await lab.offer(*urls("a.test", 3))
+    [robots] = await lab.take()
+    await lab.frontier.set_host(A, blocked=1)
+    # What is under way ends as it ends; nothing follows it, neither links, nor what was to be tried again.
+    await lab.end(robots, Outcome.RETRY, links=links(f"{A}/new"))
+    await lab.let_pass(5000)
+    await lab.frontier.due()
+    assert await lab.take() == []
+    assert (await lab.frontier.finish()).word == "ENDED"
+    await lab.check()
+    await lab.frontier.set_host(A, blocked="")
+    [robots] = await lab.take()
+    await lab.end(robots)
+    [held] = await lab.take()
+    await lab.frontier.set_host(A, blocked=1)
+    await lab.frontier.put_back(FETCH_STREAM, "w1", is_crash=True)
+    assert await lab.take() == []
+    assert held.task.url == f"{A}/0"
+    assert (await lab.frontier.finish()).word == "ENDED"
+    await lab.check()

@@ -9,7 +9,7 @@ import pytest
 
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import Beat
+from streamcrawl.store.frontier import TAKEN_PER_CALL, Beat
 from streamcrawl.store.keys import GROUP
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, urls, wait_until
 from tests.redis_server import RedisServer, found_binaries
@@ -112,14 +112,15 @@ async def test_a_task_that_kills_its_worker_dies_alone_and_its_neighbours_live(o
 async def test_the_last_of_many_taken_back_in_steps_is_not_alone(open_lab: OpenLab, way: str) -> None:
     """A worker with more entries than one call takes back: whichever comes last, it was not the only one."""
     lab = await open_lab(crashes_max=1)
-    held = await hosts_taken(lab, 251)
+    count = 2 * TAKEN_PER_CALL + 1
+    held = await hosts_taken(lab, count)
     for n in range(1, 4):
         if way == "put_back":
-            await crash(lab, "w1", 251)
+            await crash(lab, "w1", count)
         else:
             await lab.let_idle(held, LEASE_MS)
-            assert [(await reclaim(lab, 50))[1] for _ in range(7)] == [50, 50, 50, 50, 50, 1, 0]
-        held = await hosts_taken(lab, 251)
+            assert [(await reclaim(lab))[1] for _ in range(4)] == [TAKEN_PER_CALL, TAKEN_PER_CALL, 1, 0]
+        held = await hosts_taken(lab, count)
         assert {one.task.crashes for one in held} == {min(n, 2)}
     assert "dead" not in await lab.snapshot()
 
@@ -377,3 +378,14 @@ async def test_workers_that_left_or_fell_silent_have_no_slots(open_lab: OpenLab)
     assert await beat(("alive", 11)) == 11
     assert list((await lab.snapshot())["workers"]) == ["alive"]
     assert await lab.client.hget(lab.keys.state, "slots") == b"11"
+
+
+async def test_group_that_was_destroyed_comes_back_without_a_dispatch(lab: Lab) -> None:
+    # Every host has its share in the stream: none is scheduled, so dispatch has no reason to look at the stream.
+    await lab.offer(*urls("a.test", 2))
+    (held,) = await lab.take()
+    await lab.client.xgroup_destroy(lab.keys.fetch_stream, GROUP)
+    await lab.let_reclaim()
+    assert await lab.frontier.reclaim(FETCH_STREAM, lease_ms=60_000) == ("OK", 0)
+    assert [one.id for one in await lab.read("w2")] == [held.id]
+    assert await lab.end(held) == "DONE"

@@ -156,16 +156,16 @@ def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(op
     assert found
     assert found[1] == variable_of(str(option.name))
     assert option_of(str(option.name)) in option.opts
-    text = {"scope": "any", "allow": "a b", "obey_robots": "0", "allow_private": "1", "insecure": "1"}.get(
-        str(option.name), "7"
-    )
+    switches = dict.fromkeys(("obey_robots", "sort_query", "allow_private", "insecure"), "1")
+    text = {"scope": "any", "allow": "a b", **switches}.get(str(option.name), "7")
     assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 
 def test_options_become_settings() -> None:
     options = options_of(
-        URL, "--delay", "500ms", "--max-body", "1MiB", "--depth", "0", "--no-robots", "--deny", "a", "--deny", "b", "-q"
-    )
+        URL, "--delay", "500ms", "--max-body", "1MiB", "--depth", "0", "--no-robots", "--deny", "a", "--deny", "b",
+        "-q", "--drop-params", "tracking,ref", "--no-sort-query",
+    )  # fmt: skip
     assert options.urls == (URL,)
     assert options.is_quiet
     assert options.settings == {
@@ -174,6 +174,8 @@ def test_options_become_settings() -> None:
         "depth_max": Given(0, "--depth"),
         "obey_robots": Given(False, "--no-robots"),
         "deny": Given(("a", "b"), "--deny"),
+        "drop_params": Given(("ref", "tracking"), "--drop-params"),
+        "sort_query": Given(False, "--no-sort-query"),
     }
 
 

@@ -6,7 +6,7 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
 --   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0} | retry: {delay_ms, level, task}
@@ -17,6 +17,8 @@
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
 --   items         sink, record, sink, record, …
+--   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
+--                 does not say
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
@@ -70,6 +72,13 @@ local function is_valid(c)
   if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 or #c[10] % 2 ~= 0 then return false end
   for i = 1, #c[10], 2 do
     if not SINKS[c[10][i]] or not is_text(c[10][i + 1]) then return false end
+  end
+  local left_out = c[11] or {}
+  -- At most 16 reasons, each a short word: the totals must not grow by what a worker makes up.
+  if type(left_out) ~= 'table' or #left_out % 2 ~= 0 or #left_out > 32 then return false end
+  for i = 1, #left_out, 2 do
+    if not is_text(left_out[i]) or not string.find(left_out[i], '^%l[%l_]*$') or #left_out[i] > 32
+      or not is_int(left_out[i + 1]) then return false end
   end
   -- Another host's in_flight, or another line's count, would go down for it.
   local entry = call('XRANGE', STREAM, c[1], c[1])[1]
@@ -155,7 +164,8 @@ for n = 4, #ARGV do
     ACT[c[4]](c, h)
     -- After the act: the delay that a robots verdict brings holds for the next fetch already.
     if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
-    local links, items = c[9], c[10]
+    local links, items, left_out = c[9], c[10], c[11] or {}
+    for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
     for i = 1, #items, 2 do
       call('XADD', P .. 'stream:fetch:' .. items[i], '*', 'item', items[i + 1])

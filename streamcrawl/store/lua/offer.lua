@@ -25,8 +25,10 @@
 -- include _links
 local whose = ARGV[2]
 if whose == 'seeds' then
-  local had = call('HMGET', P .. 'totals', 'page.queued', 'seed.created', 'seed.ended')
-  local queued, seeds = tonumber(had[1]) or 0, (tonumber(had[2]) or 0) - (tonumber(had[3]) or 0)
+  local had = call('HMGET', P .. 'totals', 'page.queued', 'page.streamed', 'page.delayed', 'seed.created', 'seed.ended')
+  for i = 1, #had do had[i] = tonumber(had[i]) or 0 end
+  -- Workers of version 0.1, beside which a crawl may have been upgraded, end seeds without counting them.
+  local queued, seeds = had[1], math.min(had[4] - had[5], had[1] + had[2] + had[3])
   if S.frontier_max and queued >= tonumber(S.frontier_max) then return {'FULL', queued} end
   if S.seeds_max and seeds >= tonumber(S.seeds_max) then return {'WAIT', seeds} end
 elseif whose ~= 'links' then

@@ -12,7 +12,7 @@
 --         {'GONE'}
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`, `dead`. Cost O(pending + consumers); of rows to stamp
 -- anew after a clock that went back, 1,000 a call.
--- Repeat: harmless.
+-- Repeat: harmless. A stream without its group gets it again.
 --
 -- By XPENDING IDLE rather than XAUTOCLAIM: nothing needs to be claimed inside one script, there is no cursor that
 -- renewed rows in front could starve, and rows whose entries were deleted are seen.
@@ -55,7 +55,11 @@ end
 if wall < held_until and held_until - wall <= lease then return {'HOLD', held_until - wall} end
 
 local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', limit)
-if rows.err then return {'OK', 0} end
+if rows.err then
+  -- The group is gone. Where every host has its share in the stream nobody dispatches, which would make it again too.
+  waiting_in(stream)
+  return {'OK', 0}
+end
 local consumers, held = call('XINFO', 'CONSUMERS', stream, 'workers'), {}
 for _, row in ipairs(consumers) do held[row[2]] = row[4] end
 -- While more is left than one call takes, the last entry of a worker is not the only one it had in hand.

@@ -37,6 +37,7 @@ _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_
 _SIZE = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kKmMgGtT])?(i?)[bB]?\s*$")
 _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -111,6 +112,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     of one byte now and then passes every other limit but the last, and holds a slot. 0 for none."""
     body_max_bytes: int = 10_000_000
     """Of the decompressed body."""
+    allow_private: bool = False
+    """Connect to addresses that are not public although no seed is there; never to a cloud's metadata service."""
+    insecure: bool = False
+    """Take any TLS certificate."""
     redirects_max: int = 10
     links_max: int = 50_000
     """Links taken from one page; the rest is ignored and counted."""
@@ -133,6 +138,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     concurrency: int = 64
     """Work slots per process."""
     lease_ms: int = 30_000
+    headers: tuple[str, ...] = ()
+    """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
+    auth: tuple[str, ...] = ()
+    """`PATTERN: user:password`. Neither leaves the machine but to its hosts: they are not kept in Redis."""
+    nameservers: tuple[str, ...] = ()
+    """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
     """From the first SIGTERM until what still runs is handed back."""
     handler: str | None = None
@@ -211,6 +222,8 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "rate_min_bytes": (_TUNABLE, "applied to the next fetch"),
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
+    "allow_private": (_TUNABLE, "asked before the next connection"),
+    "insecure": (_TUNABLE, "applied to the next connection"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
     "links_max": (_TUNABLE, "applied to the next page"),
     "attempts_max": (_TUNABLE, "asked when a try has failed"),
@@ -225,6 +238,9 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "processes": (_LOCAL, "as many as this machine has cores for"),
     "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
+    "headers": (_LOCAL, "they may be secrets, which are not kept in Redis"),
+    "auth": (_LOCAL, "passwords are not kept in Redis"),
+    "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
@@ -249,6 +265,8 @@ _OPTION_OF: Final = {
     "rate_min_bytes": "--min-rate",
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
+    "headers": "--header",
+    "nameservers": "--nameserver",
 }
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
@@ -272,6 +290,12 @@ def option_of(field: str) -> str:
     return _OPTION_OF.get(field, "--" + key_of(field).replace("_", "-"))
 
 
+def typed_as(field: str, value: Any) -> str:
+    """Return the option as it was typed to give a setting this value: `--no-robots` for a switch that is off."""
+    option = option_of(field)
+    return f"--no-{option.removeprefix('--')}" if value is False else option
+
+
 def field_of(name: str) -> str:
     """Return the field of a setting by any of its names: `delay`, `--delay`, `STREAMCRAWL_DELAY` or `delay_ms`.
 
@@ -293,12 +317,13 @@ _FIELD_BY_NAME: Final = {name: field for field in CLASSES for name in (field, ke
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like `name`."""
+    """Return the known name that is most like `name`, or of which an option is."""
     if _plain(name) in _FIELD_BY_NAME:
         return key_of(_FIELD_BY_NAME[_plain(name)])
     from difflib import get_close_matches  # only for a mistake
 
-    return get_close_matches(_plain(name)[:80], list(known), n=1, cutoff=0.0)[0]
+    found = get_close_matches(_plain(name)[:80], [*known, *_FIELD_BY_NAME], n=1, cutoff=0.0)[0]
+    return key_of(_FIELD_BY_NAME[found]) if found in _FIELD_BY_NAME else found
 
 
 # -- values as people write them
@@ -340,7 +365,7 @@ def check_name(name: str) -> str:
     return name
 
 
-_Kind = Literal["duration", "size", "number", "switch", "list", "names", "choice", "text"]
+_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "names", "choice", "text"]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
     (base**power, f"{letter}B")
@@ -359,14 +384,16 @@ def _kind(field: str) -> _Kind:
         return "names"
     held = _FIELDS[field].type
     kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
-    return "list" if held == tuple[str, ...] else kinds.get(held, "text")
+    if held == tuple[str, ...]:
+        return "lines" if field in ("headers", "auth") else "list"
+    return kinds.get(held, "text")
 
 
 def read_value(field: str, text: str) -> Any:
     """Return the value of a setting as its field holds it, from the way people write it.
 
     Durations and sizes may carry units; without one they are seconds and bytes. What need not be set takes `none`, and
-    so does a list, whose members stand between spaces; names stand between commas as well.
+    so does a list, whose members stand between spaces; names may stand between commas, headers on lines of their own.
 
     Raises:
         ConfigError: the text is no such value; the message does not name the setting.
@@ -384,6 +411,8 @@ def read_value(field: str, text: str) -> Any:
         return _read_switch(text)
     if kind == "list":
         return () if text.lower() == "none" else tuple(text.split())
+    if kind == "lines":
+        return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
     if kind == "names":
         return () if text.lower() == "none" else _names(text.replace(",", " ").split())
     if kind == "choice" and text not in get_args(ScopeKind):
@@ -415,6 +444,8 @@ def show_value(field: str, value: Any) -> str:
         return "yes" if value else "no"
     if kind == "list":
         return " ".join(value) or "none"
+    if kind == "lines":
+        return "\n".join(value) or "none"
     if kind == "names":
         return ",".join(value) or "none"
     return str(value)
@@ -517,8 +548,7 @@ def gather(
         if isinstance(value, Given):
             found[field] = _typed(field, value)
         elif value not in (None, ()):
-            is_off = field == "obey_robots" and not value
-            found[field] = _typed(field, Given(value, "--no-robots" if is_off else option_of(field)))
+            found[field] = _typed(field, Given(value, typed_as(field, value)))
     return found
 
 
@@ -572,13 +602,13 @@ def read_config(path: Path) -> ConfigFile:
 
 def _read_toml(field: str, value: Any) -> Any:
     kind = _kind(field)
-    if isinstance(value, list) and kind in ("list", "names") and all(isinstance(item, str) for item in value):
+    if isinstance(value, list) and kind in ("list", "lines", "names") and all(isinstance(item, str) for item in value):
         return _names(value) if kind == "names" else tuple(value)
     if isinstance(value, str):
         return read_value(field, value)
-    if kind in ("text", "choice", "list", "names") or not isinstance(value, int | float):
+    if kind in ("text", "choice", "list", "lines", "names") or not isinstance(value, int | float):
         a_list = 'a list of texts: ["…", "…"]'
-        wanted = {"list": a_list, "names": a_list, "text": "text in quotes", "choice": "text in quotes"}
+        wanted = dict.fromkeys(("list", "lines", "names"), a_list) | dict.fromkeys(("text", "choice"), "text in quotes")
         raise ConfigError(f"write {wanted.get(kind, 'a number, or text in quotes')}")
     return read_value(field, str(value))
 
@@ -681,6 +711,9 @@ def _check(field: str, one: Given) -> None:
             limit, word = (least, "least") if value < least else (most, "most")
             shown = show_value(field, limit) if one.source else limit
             raise ConfigError(f"{_said(field, one)} will not do: the {word} is {shown}")
+    elif field == "nameservers":
+        for text in value:
+            _check_nameserver(_where(field, one), text)
     elif _kind(field) == "list":
         for pattern in value:
             compile_pattern(_where(field, one), pattern)
@@ -693,6 +726,20 @@ def _check(field: str, one: Given) -> None:
                 )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
+
+
+def _check_nameserver(said: str, text: str) -> None:
+    from ipaddress import ip_address  # only where somebody gives one
+
+    match = _NAMESERVER.fullmatch(text)
+    try:
+        if match is None or not 0 < int(match[3] or 53) < 65_536:
+            raise ValueError
+        ip_address(match[1] or match[2] or text)
+    except ValueError:
+        raise ConfigError(
+            f"{said} {text!r} is not the address of a name server; write 9.9.9.9 or 10.0.0.1:5353"
+        ) from None
 
 
 def _where(field: str, one: Given) -> str:

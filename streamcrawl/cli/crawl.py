@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from streamcrawl.cli.options import (
+    AUTH_HELP,
     CONTEXT,
+    HEADER_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -210,6 +212,40 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="For one fetch from start to end. Default: 30s.",
 )
 @_option(
+    "--header",
+    "headers",
+    metavar="HOST: NAME: VALUE",
+    multiple=True,
+    group=FETCHING,
+    setting="headers",
+    help=HEADER_HELP,
+)
+@_option(
+    "--auth",
+    "auth",
+    metavar="HOST: USER:PASSWORD",
+    multiple=True,
+    group=FETCHING,
+    setting="auth",
+    help=AUTH_HELP,
+)
+@_option(
+    "--allow-private/--no-allow-private",
+    "allow_private",
+    default=None,
+    group=FETCHING,
+    setting="allow_private",
+    help="Connect to addresses of this machine and of private networks too (never to a cloud's metadata service). "
+    "Without it only a crawl whose seeds all lie there reaches them.",
+)
+@_option(
+    "--insecure/--no-insecure",
+    "insecure",
+    default=None,
+    group=FETCHING,
+    help=f"Take any TLS certificate: expired, of another host, of nobody known. [{variable_of('insecure')}=1]",
+)
+@_option(
     "--min-rate",
     "rate_min_bytes",
     type=Size(),
@@ -263,6 +299,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=PLACE,
     setting="concurrency",
     help="Fetches at a time in each process. Default: 64.",
+)
+@_option(
+    "--nameserver",
+    "nameservers",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    group=PLACE,
+    setting="nameservers",
+    help="Ask this DNS server, and not those of the operating system; may be repeated.",
 )
 @_option(
     "--lease",

@@ -23,7 +23,14 @@ from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
 from streamcrawl.rules.traps import Traps, in_words
-from streamcrawl.rules.urls import Canonicalizer, canonical_url, fingerprint, fingerprint_hex, split_url
+from streamcrawl.rules.urls import (
+    Canonicalizer,
+    canonical_url,
+    fingerprint,
+    fingerprint_hex,
+    split_url,
+    without_credentials,
+)
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.seen import is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -130,7 +137,7 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
     """
     url = canonical_url(text)
     if url is None:
-        raise ConfigError(f"{text!r} is not an http(s) URL")
+        raise ConfigError(f"{without_credentials(text)!r} is not an http(s) URL")
     settings = settings_of(crawl, name, (await read_tuned(crawl)).given)
     url = Canonicalizer.from_settings(settings)(url)
     host, _ = split_url(url)

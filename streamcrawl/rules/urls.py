@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _SCHEMES: Final = ("http://", "https://")
 _AUTHORITY_START: Final = len("https://")
 """From here the first slash ends the authority, for `http://` too: a host has at least one character."""
+_CREDENTIALS: Final = re.compile(r"(^(?!mailto:)|//)[^/?#\s]*@")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _AUTHORITY: Final = re.compile(r"[\x00-\x20]*(?:[Hh][Tt][Tt][Pp][Ss]?:)?[/\\]*([^/\\?#]*)")
 _PUNYCODE: Final = re.compile("xn--", re.IGNORECASE)
@@ -199,6 +200,11 @@ def fingerprint(url: str) -> int:
 def fingerprint_hex(fp: int) -> str:
     """Return a fingerprint as the 16 hex digits that records carry."""
     return f"{fp & _UINT64_MASK:016x}"
+
+
+def without_credentials(text: str) -> str:
+    """Return text that should have been a URL as a message may show it: user names and passwords are left out."""
+    return _CREDENTIALS.sub(r"\1***@", text)
 
 
 def without_scheme(url: str) -> str:

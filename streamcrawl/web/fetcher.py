@@ -2,7 +2,8 @@
 
 What becomes of the body stands in bodies.py. Never follows a redirect (each hop has to wait for its host's delay, so
 the caller follows `Answer.location`), never retries a host on its own account, never reads a body beyond its cap, never
-sends cookies or credentials. Start at `Fetcher.fetch`.
+sends cookies or the credentials of a URL, never connects to an address that its guard refuses. Start at
+`Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
 that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
@@ -29,16 +30,17 @@ from aiohttp import (
     ClientTimeout,
     DummyCookieJar,
     TCPConnector,
-    ThreadedResolver,
     TraceConfig,
     client_exceptions,
 )
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict
 from yarl import URL
 
 from streamcrawl.errors import (
     BadRedirect,
+    BlockedAddress,
     BodyTooLarge,
     ConnectError,
     ConnectTimeout,
@@ -50,8 +52,12 @@ from streamcrawl.errors import (
     TlsError,
     TooManyRedirects,
 )
-from streamcrawl.rules.urls import canonical_url
+from streamcrawl.rules.addresses import Inside
+from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
+from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
+from streamcrawl.web.dns import Resolver
 
 if TYPE_CHECKING:
     import asyncio
@@ -80,8 +86,6 @@ BARREN_MAX_BYTES: Final = 1_048_576
 MESSAGE_MAX: Final = 300
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
-DNS_TTL_S: Final = 300
-DNS_CACHED_MAX: Final = 10_000
 KEEP_ALIVE_SPARE_S: Final = 5.0
 KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
@@ -129,8 +133,12 @@ class _StaleConnection(Exception):
 class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, inside: Inside | None = None) -> None:
+        """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow)."""
         self._settings = settings
+        self._headers = HostHeaders(settings.headers, settings.auth)
+        self._guard = AddressGuard(settings, inside or Inside())
+        self._resolver: Resolver | None = None
         self._session: ClientSession | None = None
         self._telling: ClientSession | None = None
         """Tells when a request goes out, over the same connections: every request by it takes a longer way."""
@@ -139,10 +147,13 @@ class Fetcher:
     def apply(self, settings: Settings) -> None:
         """Fetch by other settings from the next request on; the pool keeps its size."""
         self._settings = settings
+        self._guard.apply(settings)
+        self._headers = HostHeaders(settings.headers, settings.auth)
         self._timeout = _timeout(settings)
 
     async def __aenter__(self) -> Fetcher:
-        connector = _make_connector(self._settings)
+        self._resolver = Resolver(self._guard, self._settings.nameservers)
+        connector = _make_connector(self._settings, self._guard, self._resolver)
         self._session = self._open_session(connector, None)
         self._telling = self._open_session(connector, [_tell_when_sent()])
         return self
@@ -172,6 +183,8 @@ class Fetcher:
         for session in (self._telling, self._session):
             if session is not None:
                 await session.close()
+        if self._resolver is not None:
+            await self._resolver.close()
 
     async def fetch(
         self,
@@ -190,17 +203,19 @@ class Fetcher:
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
             is_cut: Of a longer body the beginning is the answer; its connection is closed.
-            headers: Sent with this request, over the ones sent always.
+            headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
             on_sent: Called when the request goes out, after DNS and connecting.
 
         Raises:
+            BlockedAddress: the host is where this crawl must not connect to.
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
             BodyTooLarge: the body passes the cap; its connection is closed.
             BodyTooSlow: it comes at less than the least rate; its connection is closed.
             FetchError: every other class that `fetch_error` can return.
         """
         session = self._session if on_sent is None else self._telling
-        if session is None:
+        resolver = self._resolver
+        if session is None or resolver is None:
             raise RuntimeError("the fetcher is used outside of its `async with`")
         target = _target(url)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
@@ -208,6 +223,9 @@ class Fetcher:
             headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
+        if self._headers:
+            headers = CIMultiDict(headers or ())
+            headers.update(self._headers.of(split_url(url)[0]))
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
         started = monotonic()
         is_repeated = False
@@ -217,6 +235,7 @@ class Fetcher:
                     target,
                     headers=headers,
                     timeout=self._timeout,
+                    ssl=not self._settings.insecure,
                     allow_redirects=False,
                     read_bufsize=read_buffer,
                     trace_request_ctx=on_sent,
@@ -226,9 +245,16 @@ class Fetcher:
                 if is_repeated:
                     raise Disconnected(str(stale), url, is_unanswered=True) from stale.__cause__
                 is_repeated = True
+            except BlockedAddress as refused:
+                refused.url = url
+                raise
             except (client_exceptions.ClientError, OSError, UnicodeError) as error:
                 # What fails after the request was sent comes as a FetchError from `_Response.start`.
-                raise fetch_error(error, url, is_unanswered=True) from error
+                mapped = fetch_error(error, url, is_unanswered=True)
+                if isinstance(mapped, (ConnectError, ConnectTimeout, TlsError)) and target.raw_host is not None:
+                    # It may have moved: the next try must not go by the addresses of this one.
+                    resolver.forget(target.raw_host)
+                raise mapped from error
         try:
             status = response.status
             if status == 101:
@@ -321,6 +347,9 @@ def fetch_error(error: BaseException, url: str, *, is_unanswered: bool) -> Fetch
     message = _one_line(error)
     if issubclass(kind, (Disconnected, FetchTimeout)):
         return kind(message, url, is_unanswered=is_unanswered)
+    if isinstance(error, client_exceptions.ClientConnectorCertificateError):
+        code = getattr(error.certificate_error, "verify_code", 0)
+        return TlsError(message, url, kind=_CERTIFICATE_FAULTS.get(code, _UNKNOWN_FAULT).kind)
     mapped = kind(message, url)
     if isinstance(error, _WRONG_FROM_OUR_SIDE):
         mapped.is_retryable = False
@@ -362,6 +391,25 @@ _ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
     client_exceptions.ClientError: ProtocolError,
 }
 """The first class of the error's MRO that is in here decides. A test fails when aiohttp has one that is not."""
+
+
+class _CertificateFault(NamedTuple):
+    kind: str
+    text: str
+
+
+_UNKNOWN_FAULT: Final = _CertificateFault("tls", "its certificate cannot be verified")
+_CERTIFICATE_FAULTS: Final = {
+    9: _CertificateFault("tls_not_yet_valid", "its certificate is not valid yet"),
+    10: _CertificateFault("tls_expired", "its certificate has expired"),
+    18: _CertificateFault("tls_self_signed", "its certificate is self-signed"),
+    19: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not trusted"),
+    20: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not known"),
+    21: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not known"),
+    62: _CertificateFault("tls_wrong_host", "its certificate is for another host"),
+    64: _CertificateFault("tls_wrong_host", "its certificate is for another address"),
+}
+"""By OpenSSL's X509_V_ERR_ codes (x509_vfy.h), as `ssl.SSLCertVerificationError.verify_code` has them."""
 _WRONG_FROM_OUR_SIDE: Final = (
     client_exceptions.InvalidURL,
     client_exceptions.NonHttpUrlClientError,
@@ -372,6 +420,11 @@ _WRONG_FROM_OUR_SIDE: Final = (
 def _one_line(error: BaseException) -> str:
     """Return what happened, on one line of bounded length: it becomes the text of a dead letter."""
     match error:
+        case client_exceptions.ClientConnectorCertificateError():
+            fault = error.certificate_error
+            said = _CERTIFICATE_FAULTS.get(getattr(fault, "verify_code", 0), _UNKNOWN_FAULT).text
+            detail = getattr(fault, "verify_message", "") or str(fault)
+            text = f"no secure connection to {error.host}:{error.port}: {said} ({detail})"
         case client_exceptions.ClientConnectorError():
             # aiohttp's own text says "None" where asyncio made the error without an errno.
             verb = "resolve" if isinstance(error, client_exceptions.ClientConnectorDNSError) else "connect to"
@@ -543,19 +596,16 @@ def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
     return _Handler(loop)
 
 
-def _make_connector(settings: Settings) -> TCPConnector:
-    """Return the connection pool. DNS goes through aiodns, or through threads where c-ares cannot start."""
-    limits: dict[str, Any] = {
-        "limit": settings.concurrency + CONNECTIONS_SPARE,
-        "limit_per_host": 0,  # dispatch counts what is in flight per host, over all processes
-        "ttl_dns_cache": DNS_TTL_S,
-        "dns_cache_max_size": DNS_CACHED_MAX,
-        "keepalive_timeout": min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
-    }
-    try:
-        connector = TCPConnector(**limits)
-    except (OSError, RuntimeError):
-        connector = TCPConnector(**limits, resolver=ThreadedResolver())
+def _make_connector(settings: Settings, guard: AddressGuard, resolver: Resolver) -> TCPConnector:
+    """Return the connection pool, which asks the guard for each socket."""
+    connector = TCPConnector(
+        limit=settings.concurrency + CONNECTIONS_SPARE,
+        limit_per_host=0,  # dispatch counts what is in flight per host, over all processes
+        resolver=resolver,
+        use_dns_cache=False,  # it would keep what a name server said beyond what the guard says now
+        socket_factory=guard.make_socket,
+        keepalive_timeout=min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
+    )
     # aiohttp has no parameter for the class of a connection's protocol, and nothing else can tell whether a byte of an
     # answer came. This and `_Handler` are all that touches its inside; `_Response.start` fails when it no longer works.
     connector._factory = partial(_make_handler, connector._loop)
@@ -569,7 +619,9 @@ def _target(url: str) -> URL:
         ProtocolError: not an http(s) URL; not retryable.
     """
     # aiohttp would take ws: and tcp: too; what has no host it refuses itself.
-    if not url.startswith(("http://", "https://")):
+    # A canonical URL has no space, no control character and nothing beyond ASCII: a line break would end the request's
+    # line, and what follows it would be headers.
+    if not url.startswith(("http://", "https://")) or not (url.isascii() and url.isprintable()) or " " in url:
         raise _not_http(url)
     try:
         target = URL(url, encoded=True)
@@ -581,7 +633,7 @@ def _target(url: str) -> URL:
 
 
 def _not_http(url: str) -> ProtocolError:
-    error = ProtocolError(f"not an http or https URL: {url[:200]!r}", url)
+    error = ProtocolError(f"not an http or https URL: {without_credentials(url)[:200]!r}", url)
     error.is_retryable = False
     return error
 
@@ -601,7 +653,9 @@ def _location(response: ClientResponse, url: str) -> str:
         text = "".join(chr(byte) if byte < 0x80 else f"%{byte:02X}" for byte in raw)
     target = canonical_url(text, url)
     if target is None:
-        raise BadRedirect(f"status {response.status} leads to no http or https URL: {text[:200]!r}", url)
+        raise BadRedirect(
+            f"status {response.status} leads to no http or https URL: {without_credentials(text)[:200]!r}", url
+        )
     return target
 
 

@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from streamcrawl.errors import (
+    BlockedAddress,
     CodecError,
+    ConnectError,
     ConnectTimeout,
+    DnsError,
     FetchError,
     FetchTimeout,
     LeaseLost,
@@ -29,6 +32,7 @@ from streamcrawl.errors import (
     StageError,
     StoreError,
     StoreUnavailable,
+    TlsError,
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
@@ -64,13 +68,15 @@ With 20 ms the log of a site showed one of some hundred a few ms early while pro
 two busy cores (2026-11-30)."""
 START_LATE_MS: Final = 20
 """An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
-SURE_KINDS: Final = frozenset({"dns", "connect", "connect_timeout", "tls"})
+SURE_ERRORS: Final = (DnsError, ConnectError, ConnectTimeout, TlsError)
 """Errors that are the host's and never one URL's."""
 VISIT_WAIT_MAX_MS: Final = 10_000
 """How long a robots task waits for the host that its robots.txt redirects to; then its own host is backed off."""
 VISIT_MARGIN_MS: Final = 1000
 """A worker may stall so long between Redis's GO and its request on the wire; after more it asks again."""
 VISIT_POLL_MS: Final = 250
+BLOCKED_ROBOTS_TTL_MS: Final = 60_000
+"""Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
 SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
@@ -302,6 +308,7 @@ class PageWork:
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, []
+        answer: Answer | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
@@ -315,6 +322,8 @@ class PageWork:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
+            except BlockedAddress:
+                return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
@@ -436,6 +445,7 @@ class PageWork:
             return Ending(None)
         self._board.begin(index)
         answer, url, hops = None, task.url, 0
+        ttl_max_ms = self._settings.robots_ttl_ms
         started = time.monotonic()
         try:
             answer = own = await self._fetch_robots_txt(url, self._on_sent(entry, task))
@@ -465,6 +475,9 @@ class PageWork:
                 return self._unanswered(entry, task, error.kind if is_own else "robots")
             # A robots.txt whose coding is broken, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
+            if isinstance(error, BlockedAddress):
+                # Its pages are refused as well. Not for a day: once `allow_private` opens the host, its rules count.
+                ttl_max_ms = min(ttl_max_ms, BLOCKED_ROBOTS_TTL_MS)
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
             if answer is not None:
@@ -475,7 +488,7 @@ class PageWork:
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
         control = None if answer is None else ", ".join(answer.headers.getall("Cache-Control", ()))
-        ttl_ms = verdict_ttl_ms(control, self._settings.robots_ttl_min_ms, self._settings.robots_ttl_ms)
+        ttl_ms = verdict_ttl_ms(control, min(self._settings.robots_ttl_min_ms, ttl_max_ms), ttl_max_ms)
         detail = (text, ttl_ms, delay_ms, KEPT_UNREACHABLE_MS if said == "parse" else KEPT_SPARE_MS)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
         return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
@@ -550,7 +563,7 @@ class PageWork:
     def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
         if error.is_unanswered:
-            if error.kind in SURE_KINDS:
+            if isinstance(error, SURE_ERRORS):
                 return self._unanswered(entry, task, error.kind)
             # A URL that always hangs must not look like a host that is down, nor the other way round: the script
             # knows how often the host failed in a row, and chooses.

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from streamcrawl.rules.task import CrawlTask
-from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url
+from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url, without_credentials
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -762,4 +762,5 @@ class SeedLoop:
 
 
 def _shown(text: str) -> str:
+    text = without_credentials(text)
     return repr(text if len(text) <= 100 else text[:97] + "...")

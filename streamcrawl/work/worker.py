@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import CrawlGone
+from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
@@ -68,7 +69,7 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings) as fetcher:
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),

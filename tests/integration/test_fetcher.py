@@ -42,6 +42,7 @@ MEBIBYTE = 1024 * 1024
 def settings(**changes: Any) -> Settings:
     values = {
         "name": "fetcher",
+        "allow_private": True,
         "timeout_ms": 5000,
         "connect_timeout_ms": 1000,
         "read_timeout_ms": 500,
@@ -201,6 +202,27 @@ async def test_what_is_no_http_url_is_refused_and_not_retried(fetcher: Fetcher, 
     error = await failure(fetcher.fetch(url))
     assert isinstance(error, ProtocolError)
     assert not error.is_retryable
+
+
+async def test_headers_of_a_host_go_to_it_and_to_no_other() -> None:
+    async with raw_server(lambda *_: ok()) as here, raw_server(lambda *_: ok()) as there:
+        place = here.origin.removeprefix("http://")
+        given = settings(
+            headers=(f"{place}: X-Key: hunter2", f"{place}: accept: text/plain"), auth=(f"{here.origin}: me:p",)
+        )
+        async with Fetcher(given) as fetcher:
+            for server in (here, there):
+                await fetcher.fetch(server.origin + "/", headers={"X-Extra": "1", "Accept": "*/*"})
+            fetcher.apply(settings())
+            await fetcher.fetch(here.origin + "/")
+        assert b"X-Key: hunter2\r\n" in here.heads[0]
+        assert b"Authorization: Basic bWU6cA==\r\n" in here.heads[0]
+        assert b"accept: text/plain\r\n" in here.heads[0]
+        assert here.heads[0].lower().count(b"\r\naccept:") == 1
+        assert b"X-Extra: 1\r\n" in here.heads[0]
+        for head in (there.heads[0], here.heads[1]):
+            assert b"X-Key" not in head
+            assert b"Authorization" not in head
 
 
 # -- what comes back

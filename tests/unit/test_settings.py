@@ -36,6 +36,11 @@ SOME: dict[str, list[Any]] = {
     "allow": [(), ("a",), (r"\.html$", "/api/")],
     "deny": [("b",)],
     "obey_robots": [True, False],
+    "allow_private": [True, False],
+    "insecure": [True, False],
+    "headers": [(), ("a.test: X: y z", "*: Y: 1")],
+    "auth": [(), ("a.test: me:pass word",)],
+    "nameservers": [(), ("9.9.9.9", "[::1]:53")],
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
@@ -200,6 +205,19 @@ def test_pattern_that_is_none_is_refused(pattern: str, said: str) -> None:
         compile_pattern("--deny", pattern)
 
 
+@pytest.mark.parametrize("text", ["9.9.9.9", "9.9.9.9:5353", "::1", "[::1]", "[2620:fe::fe]:53"])
+def test_name_server_is_an_address_with_or_without_a_port(text: str) -> None:
+    assert make_settings("books", {"nameservers": (text,)}).nameservers == (text,)
+
+
+@pytest.mark.parametrize(
+    "text", ["dns.test", "9.9.9.9:0", "9.9.9.9:99999", "9.9.9", "[::1", "[9.9.9.9", "::1:", "9.9.9.9:", "", "[]:53"]
+)
+def test_name_server_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of a name server; write"):
+        make_settings("books", {"nameservers": (text,)})
+
+
 def test_settings_survive_json() -> None:
     settings = make_settings(name="books", allow=("a", "b"), memory_max_bytes=10**9)
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
@@ -208,7 +226,7 @@ def test_settings_survive_json() -> None:
 def test_every_number_has_a_least_value() -> None:
     refused = []
     for field in msgspec.structs.fields(Settings):
-        if field.name in ("name", "obey_robots", "scope", "user_agent", "handler", "allow", "deny"):
+        if field.name in ("name", *SOME):
             continue
         try:
             make_settings("books", {field.name: -1})
@@ -230,7 +248,7 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 def test_classes_that_others_rely_on() -> None:
     assert fields_of(SettingClass.IDENTITY) == ("shards", "drop_params", "sort_query")
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "grace_ms")
+    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "headers", "auth", "nameservers", "grace_ms")
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 

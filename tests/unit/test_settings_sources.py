@@ -31,6 +31,11 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "allow": (("a",), ("b", "c"), ("d",)),
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
+    "allow_private": (True, False, True),
+    "insecure": (True, False, False),
+    "headers": (("a.test: X: 1",), ("a.test: X: 1 2", "b.test: Y: 3"), ("*: X: 1",)),
+    "auth": (("a.test: me:1",), ("a.test: me:1 2", "b.test: me:3"), ("*: me:1",)),
+    "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
@@ -66,7 +71,8 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        name = "--no-robots" if field == "obey_robots" else option_of(field)
+        off = {"obey_robots": "--no-robots", "insecure": "--no-insecure", "sort_query": "--no-sort-query"}
+        name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:
         assert found == {field: Given(in_environment, variable_of(field))}

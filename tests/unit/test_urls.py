@@ -15,6 +15,7 @@ from streamcrawl.rules.urls import (
     hostname_of,
     registrable_domain,
     split_url,
+    without_credentials,
     without_scheme,
 )
 from streamcrawl.settings import make_settings
@@ -265,3 +266,21 @@ def test_fingerprint_in_hex_is_sixteen_digits_and_reversible(number: int) -> Non
 @given(st.text(alphabet=st.characters(max_codepoint=127)))
 def test_fingerprint_fits_a_signed_64_bit_integer(url: str) -> None:
     assert -(2**63) <= fingerprint(url) < 2**63
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://example.org/a@b", "https://example.org/a@b"),
+        ("https://me:hunter2@example.org/", "https://***@example.org/"),
+        ("ftp://me:hunter2@example.org", "ftp://***@example.org"),
+        ("//me:h@nter2@example.org/x", "//***@example.org/x"),
+        ("me:hunter2@example.org/x", "***@example.org/x"),
+        ("http:\\\\me:hunter2@example.org", "***@example.org"),
+        ("mailto:me@example.org", "mailto:me@example.org"),
+        ("no url", "no url"),
+        ("", ""),
+    ],
+)
+def test_credentials_are_left_out_of_what_is_shown(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown

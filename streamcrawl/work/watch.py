@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
-PACE_S: Final = 1.0
+PACE_S: Final = 2.0
+"""Nothing waits for it but a line in the log."""
 JUMP_LEAST_MS: Final = 5000
 """More than an answer may take (SOCKET_TIMEOUT_MS), so that one that comes late is not taken for a jump."""
 

@@ -21,8 +21,7 @@ from tests.site.server import SiteProcess, SiteSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMANDS_PER_S_MAX: Final = 6
-"""Measured are 4.8; a window may have one more of each period than its share."""
+COMMANDS_PER_S_MAX: Final = 5
 WATCH_S: Final = 5.0
 
 

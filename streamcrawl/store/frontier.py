@@ -115,6 +115,8 @@ class Commit:
     links: Links = field(default_factory=Links)
     items: Sequence[str | bytes] = ()
     """Flat: sink, record, sink, record, …"""
+    server: str = ""
+    """run_id of the server that took links of the page before; '' when there were none."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -129,6 +131,7 @@ class Commit:
                 _as_text(self.detail),
                 _as_text(self.links.flat),
                 _as_text(self.items),
+                self.server,
             )
         )
 
@@ -180,7 +183,7 @@ class Allowance(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Committed:
     words: list[str]
-    """DONE, LEASE_LOST or INVALID for each commit, in order."""
+    """DONE, LEASE_LOST, RESTARTED or INVALID for each commit, in order."""
     dispatched: Dispatched
 
 
@@ -399,10 +402,12 @@ class Frontier:
                 return "OK", answer[1], answer[2]
 
     async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str]
+        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
     ) -> tuple[str, Any]:
-        """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset) or ("REPLACED", None)."""
-        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, _PACK(list(entry_ids)))
+        """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset), ("RESTARTED", None) or
+        ("REPLACED", None); `server` is the run_id of the one that said the offsets."""
+        ids = _PACK(list(entry_ids))
+        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server)
         word = answer[0].decode()
         rest: Any = answer[1] if len(answer) > 1 else None
         if word == "LEASE_LOST":

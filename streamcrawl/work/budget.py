@@ -9,6 +9,7 @@ stand still with what they have.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -56,8 +57,9 @@ class BudgetLoop:
         rows = [await frontier.allow(0) for frontier in shards]
         granted = [await first.grant(n, row, wanted=0, budget=budget) for n, row in enumerate(rows)]
         pool = granted[-1][1]
-        # Those that stand still come first.
-        for n in sorted(range(len(rows)), key=lambda n: _room(rows[n])):
+        # Those that stand still come first, in no order: one that cannot use its pages, because all it has queued is of
+        # blocked hosts, would else get the last page back each time that it gave it up.
+        for n in sorted(range(len(rows)), key=lambda n: (_room(rows[n]), random.random())):
             row = rows[n]
             wanted = min(ROOM, row.queued) - _room(row)
             if wanted > 0 and pool > 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.store.shards import shard_of
-from tests.integration.drive import crawling, kill_children, records
+from tests.integration.drive import Talker, crawling, html, kill_children, records
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
@@ -92,3 +92,19 @@ async def test_idle_shards_do_not_end_a_crawl_that_another_one_still_feeds(
         async with crawling(redis_server.url, crawl_name, [site.seed_url], shards=7, delay_ms=20) as run:
             assert await asyncio.wait_for(run.word(), 60) == "ENDED"
             assert (await run.totals())["page.done"] == len(site.expected_pages())
+
+
+async def test_last_page_of_the_budget_reaches_the_shard_that_can_use_it(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    """What a blocked host has queued stands still, too, and asks for pages as others do."""
+    answers = {"/": html(*(f"/{n}" for n in range(20)))} | {f"/{n}": html() for n in range(20)}
+    async with Talker(answers) as talker:
+        site = talker.origin.replace("127.0.0.1", "localhost")
+        blocked = [host for host in map("http://b{}.test".format, range(20)) if shard_of(host, 4) < shard_of(site, 4)]
+        seeds = [site, *(f"{host}/{n}" for host in blocked for n in range(3))]
+        async with crawling(redis_server.url, crawl_name, seeds, shards=4, pages_max=7, delay_ms=50) as run:
+            for host in blocked:
+                await run.crawl.of(host).set_host(host, blocked=1)
+            assert await run.word(30) == "LIMIT"
+            assert (await run.totals())["page.done"] == 7

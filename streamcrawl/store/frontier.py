@@ -178,6 +178,7 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
+    """Pages that wait; 0 when none of them can be had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,7 +311,7 @@ async def start_ok(open_lab: OpenLab) -> None:
     lab, one, _ = await _slow_pair(open_lab)
     answer, changed = await lab.changes(ask(lab, one))
     assert answer == ("START", 0)
-    assert changed == {f"host:{A}": {"start_due": (None, near(await lab.now() + 60_500))}}
+    assert changed == {f"host:{A}": {"start_due": (1, near(await lab.now() + 60_500))}}
     assert await ask(lab, one) == ("WAIT", near(60_500))  # a lost START costs one delay more
 
 

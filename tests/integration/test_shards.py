@@ -118,15 +118,17 @@ async def test_last_page_of_the_budget_reaches_the_shard_that_can_use_it(
 async def test_limit_that_a_dead_supervisor_left_in_the_shards_is_taken_away(
     redis_server: RedisServer, crawl_name: str
 ) -> None:
-    async with Talker({"/": html("/1"), "/1": html("/2"), "/2": html()}) as talker:
-        settings = {"shards": 2, "delay_ms": 500}
-        async with crawling(redis_server.url, crawl_name, [talker.origin], **settings) as run:
-            await until(lambda: bool(talker.requests), "the first page")
-            # As one does whose settings still had a limit when it looked.
-            for frontier in run.crawl:
-                await frontier.allow(1)
-            assert await run.word() == "ENDED"
-            assert (await run.totals())["page.done"] == 3
+    pages = {"/": html("/1"), "/1": html("/2"), "/2": html()}
+    async with (
+        Talker(pages) as talker,
+        crawling(redis_server.url, crawl_name, [talker.origin], shards=2, delay_ms=500) as run,
+    ):
+        await until(lambda: bool(talker.requests), "the first page")
+        # As one does whose settings still had a limit when it looked.
+        for frontier in run.crawl:
+            await frontier.allow(1)
+        assert await run.word() == "ENDED"
+        assert (await run.totals())["page.done"] == 3
 
 
 async def test_half_a_resume_that_is_heard_of_twice_is_not_undone(redis_server: RedisServer, crawl_name: str) -> None:

@@ -27,7 +27,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
+    "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
+    "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),
     "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),
     "site": Benchmark("The site itself, to be crawled by hand.", None, "until Ctrl-D"),
 }
@@ -40,7 +43,7 @@ def main() -> None:
     if options.list:
         for name, benchmark in BENCHMARKS.items():
             mark = " " if benchmark.short_arguments is None else "*"
-            print(f"{mark} python -m benchmarks.{name:13} {benchmark.duration:13} {benchmark.question}")
+            print(f"{mark} python -m benchmarks.{name:16} {benchmark.duration:13} {benchmark.question}")
         print("(* runs with `python -m benchmarks`; each takes --help)")
         return
     failed = False

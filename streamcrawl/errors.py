@@ -90,9 +90,22 @@ class ConnectError(FetchError):
     is_unanswered = True
 
 
+class BlockedAddress(FetchError):
+    """The host is at an address that this crawl must not connect to (web/address_guard.py). Nothing was sent."""
+
+    kind = "blocked_address"
+    is_retryable = False
+
+
 class TlsError(FetchError):
+    """No secure connection came about. `kind` says on the instance what is wrong with a certificate."""
+
     kind = "tls"
     is_unanswered = True
+
+    def __init__(self, message: str, url: str = "", *, kind: str = "tls") -> None:
+        super().__init__(message, url)
+        self.kind = kind
 
 
 class FetchTimeout(FetchError):
@@ -112,6 +125,12 @@ class ConnectTimeout(FetchTimeout):
 
     def __init__(self, message: str, url: str = "", *, is_unanswered: bool = True) -> None:
         super().__init__(message, url, is_unanswered=True)
+
+
+class BodyTooSlow(FetchTimeout):
+    """The body came at less than the least rate: a drip that would hold its slot up to the total limit."""
+
+    kind = "body_too_slow"
 
 
 class Disconnected(FetchError):

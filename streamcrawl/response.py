@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from streamcrawl.rules.parse import Page, charset_of, decode_body, parse_html, sniff_html
+from streamcrawl.rules.charset import charset_of, decode_body
+from streamcrawl.rules.parse import Page, parse_html
+from streamcrawl.rules.sniff import SNIFFED_BYTES, BodyKind, body_kind
 from streamcrawl.rules.urls import canonical_url
 
 if TYPE_CHECKING:
@@ -62,17 +64,24 @@ class Response:
         self._links_max = links_max
         self._page: Page | None = None
         self._charset: str | None = None
+        self._kind: BodyKind | None = None
+
+    @property
+    def kind(self) -> BodyKind:
+        """HTML, XML, text or binary, by Content-Type and, where that says nothing or is wrong, by the first bytes."""
+        if self._kind is None:
+            self._kind = body_kind(self.content_type, self.body[:SNIFFED_BYTES])
+        return self._kind
 
     @property
     def is_html(self) -> bool:
-        return sniff_html(self.content_type, self.body[:1445])
+        return self.kind is BodyKind.HTML
 
     @property
     def charset(self) -> str | None:
-        """The encoding by its Python name, from BOM, header or meta; None when nothing says."""
+        """The encoding by its Python name, from BOM, header, meta or the bytes; None for a binary body."""
         if self._charset is None:
-            header = f"{self.content_type or ''}; charset={self._charset_header}" if self._charset_header else None
-            self._charset = charset_of(header or self.content_type, self.body[:1024])
+            self._charset = charset_of(self._charset_header, self.body, self.kind)
         return self._charset
 
     @property

@@ -37,7 +37,9 @@ _DURATION_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_
 _SIZE = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kKmMgGtT])?(i?)[bB]?\s*$")
 _SIZE_POWER: Final[dict[str, int]] = {"k": 1, "m": 2, "g": 3, "t": 4}
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -48,6 +50,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     # -- identity
     shards: int = 1
+    drop_params: tuple[str, ...] = ()
+    """Names of query parameters to take out of every URL, `ref` or `utm_*`; the words `tracking` and `sessions` stand
+    for the lists in rules/urls.py, the second also for session ids in the path."""
+    sort_query: bool = False
+    """Query parameters in the order of their names: for sites that write the same ones in different orders."""
 
     # -- what belongs to the crawl
     scope: ScopeKind = "host"
@@ -62,6 +69,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 
+    # -- traps (rules/traps.py): links that are not followed, counted by reason; None leaves a rule out
+    path_depth_max: int | None = 20
+    """Folders and the file. Heritrix draws the line at 20 too; the documentation of Python, SQLite and PostgreSQL stays
+    under 10, and a file of the Linux source in a repository viewer under 16."""
+    repeats_max: int | None = 2
+    """How often a run of path segments may stand in a row; a single one may stand anywhere twice as often, and so may
+    a parameter with its value. A relative link that lacks its slash makes /a/b/a/b/a/b, and never ends."""
+    query_params_max: int | None = 50
+    """The search forms with the most fields that are linked to have some forty."""
+    query_growth_max_bytes: int | None = 1000
+    """A longer query that only adds to that of the page it was found on is not followed: filters on filters."""
+    calendar_ahead_max: int | None = 5
+    """Years: sites announce events that far ahead; a calendar has a next month for ever."""
+    calendar_back_max: int | None = 100
+    """Years that the previous month of a calendar is followed: archives of newspapers go back further, and raise it."""
+
     # -- politeness
     delay_ms: int = 1000
     """Between the end of one fetch of a host and the start of the next."""
@@ -73,7 +96,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     retry_after_max_ms: int = 3_600_000
     """A larger Retry-After counts as this."""
     robots_ttl_ms: int = 86_400_000
-    """RFC 9309 section 2.4: a cached robots.txt should not be used for more than 24 hours."""
+    """RFC 9309 section 2.4: a cached robots.txt should not be used for more than 24 hours. Its Cache-Control may
+    ask for less."""
+    robots_ttl_min_ms: int = 3_600_000
+    """A shorter Cache-Control counts as this, no-cache too: robots.txt must not be asked for between any two pages."""
 
     # -- fetching
     timeout_ms: int = 30_000
@@ -81,8 +107,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_timeout_ms: int = 10_000
     read_timeout_ms: int = 20_000
     """Between two reads of a body."""
+    rate_min_bytes: int = 100
+    """Least bytes a second of a body on the wire, asked for once a third of `timeout` has passed since its head: a drip
+    of one byte now and then passes every other limit but the last, and holds a slot. 0 for none."""
     body_max_bytes: int = 10_000_000
     """Of the decompressed body."""
+    allow_private: bool = False
+    """Connect to addresses that are not public although no seed is there; never to a cloud's metadata service."""
+    insecure: bool = False
+    """Take any TLS certificate."""
     redirects_max: int = 10
     links_max: int = 50_000
     """Links taken from one page; the rest is ignored and counted."""
@@ -105,6 +138,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     concurrency: int = 64
     """Work slots per process."""
     lease_ms: int = 30_000
+    headers: tuple[str, ...] = ()
+    """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
+    auth: tuple[str, ...] = ()
+    """`PATTERN: user:password`. Neither leaves the machine but to its hosts: they are not kept in Redis."""
+    nameservers: tuple[str, ...] = ()
+    """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
     """From the first SIGTERM until what still runs is handed back."""
     handler: str | None = None
@@ -119,8 +158,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that must be equal for every worker of a crawl."""
-        return {field: getattr(self, field) for field in fields_of(SettingClass.IDENTITY)}
+        """Return the settings that must be equal for every worker of a crawl, as JSON can hold them.
+
+        One that has its default is left out, so that a crawl which is older than the setting stays the same crawl; but
+        for `shards`, which whoever opens it has to know.
+        """
+        found: dict[str, Any] = {}
+        for field in fields_of(SettingClass.IDENTITY):
+            value = getattr(self, field)
+            if field == "shards" or value != _FIELDS[field].default:
+                found[field] = list(value) if isinstance(value, tuple) else value
+        return found
 
 
 class SettingClass(StrEnum):
@@ -140,6 +188,8 @@ _IDENTITY, _TUNABLE, _RESTING, _LOCAL = SettingClass
 
 CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "shards": (_IDENTITY, "it decides in which shard each host's tasks and fingerprints lie"),
+    "drop_params": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
+    "sort_query": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
     "scope": (
         _TUNABLE,
         "tested when a link is found; a link that was out is not marked seen, so a wider scope finds it",
@@ -153,6 +203,12 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
         "read whenever a host is looked at; raised, it brings nothing back that was left out",
     ),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
+    "path_depth_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "repeats_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "query_params_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "query_growth_max_bytes": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "calendar_ahead_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
+    "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
@@ -160,10 +216,14 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
     "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
     "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
+    "robots_ttl_min_ms": (_TUNABLE, "applied when a robots.txt is stored"),
     "timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "connect_timeout_ms": (_TUNABLE, "applied to the next fetch"),
     "read_timeout_ms": (_TUNABLE, "applied to the next fetch"),
+    "rate_min_bytes": (_TUNABLE, "applied to the next fetch"),
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
+    "allow_private": (_TUNABLE, "asked before the next connection"),
+    "insecure": (_TUNABLE, "applied to the next connection"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
     "links_max": (_TUNABLE, "applied to the next page"),
     "attempts_max": (_TUNABLE, "asked when a try has failed"),
@@ -178,6 +238,9 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "processes": (_LOCAL, "as many as this machine has cores for"),
     "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
+    "headers": (_LOCAL, "they may be secrets, which are not kept in Redis"),
+    "auth": (_LOCAL, "passwords are not kept in Redis"),
+    "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
@@ -199,8 +262,11 @@ _OPTION_OF: Final = {
     "depth_max": "--depth",
     "pages_max": "--max-pages",
     "pages_per_host_max": "--max-pages-per-host",
+    "rate_min_bytes": "--min-rate",
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
+    "headers": "--header",
+    "nameservers": "--nameserver",
 }
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
@@ -224,6 +290,12 @@ def option_of(field: str) -> str:
     return _OPTION_OF.get(field, "--" + key_of(field).replace("_", "-"))
 
 
+def typed_as(field: str, value: Any) -> str:
+    """Return the option as it was typed to give a setting this value: `--no-robots` for a switch that is off."""
+    option = option_of(field)
+    return f"--no-{option.removeprefix('--')}" if value is False else option
+
+
 def field_of(name: str) -> str:
     """Return the field of a setting by any of its names: `delay`, `--delay`, `STREAMCRAWL_DELAY` or `delay_ms`.
 
@@ -245,12 +317,13 @@ _FIELD_BY_NAME: Final = {name: field for field in CLASSES for name in (field, ke
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like `name`."""
+    """Return the known name that is most like `name`, or of which an option is."""
     if _plain(name) in _FIELD_BY_NAME:
         return key_of(_FIELD_BY_NAME[_plain(name)])
     from difflib import get_close_matches  # only for a mistake
 
-    return get_close_matches(_plain(name)[:80], list(known), n=1, cutoff=0.0)[0]
+    found = get_close_matches(_plain(name)[:80], [*known, *_FIELD_BY_NAME], n=1, cutoff=0.0)[0]
+    return key_of(_FIELD_BY_NAME[found]) if found in _FIELD_BY_NAME else found
 
 
 # -- values as people write them
@@ -292,7 +365,7 @@ def check_name(name: str) -> str:
     return name
 
 
-_Kind = Literal["duration", "size", "number", "switch", "list", "choice", "text"]
+_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "names", "choice", "text"]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
     (base**power, f"{letter}B")
@@ -307,22 +380,26 @@ def _kind(field: str) -> _Kind:
         return "duration"
     if field.endswith("_bytes"):
         return "size"
+    if field == "drop_params":
+        return "names"
     held = _FIELDS[field].type
     kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
-    return "list" if held == tuple[str, ...] else kinds.get(held, "text")
+    if held == tuple[str, ...]:
+        return "lines" if field in ("headers", "auth") else "list"
+    return kinds.get(held, "text")
 
 
 def read_value(field: str, text: str) -> Any:
     """Return the value of a setting as its field holds it, from the way people write it.
 
     Durations and sizes may carry units; without one they are seconds and bytes. What need not be set takes `none`, and
-    so does a list, whose members stand between spaces.
+    so does a list, whose members stand between spaces; names may stand between commas, headers on lines of their own.
 
     Raises:
         ConfigError: the text is no such value; the message does not name the setting.
     """
     text, kind = text.strip(), _kind(field)
-    if text.lower() in _NONE and _FIELDS[field].default is None:
+    if text.lower() in _NONE and type(None) in get_args(_FIELDS[field].type):
         return None
     if kind == "duration":
         return parse_duration_ms(text)
@@ -334,9 +411,18 @@ def read_value(field: str, text: str) -> Any:
         return _read_switch(text)
     if kind == "list":
         return () if text.lower() == "none" else tuple(text.split())
+    if kind == "lines":
+        return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
+    if kind == "names":
+        return () if text.lower() == "none" else _names(text.replace(",", " ").split())
     if kind == "choice" and text not in get_args(ScopeKind):
         raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
     return text
+
+
+def _names(found: Iterable[str]) -> tuple[str, ...]:
+    """Return names in one order and each once: `a,b` and `b,a` are the same crawl."""
+    return tuple(sorted(set(found)))
 
 
 def show_value(field: str, value: Any) -> str:
@@ -358,6 +444,10 @@ def show_value(field: str, value: Any) -> str:
         return "yes" if value else "no"
     if kind == "list":
         return " ".join(value) or "none"
+    if kind == "lines":
+        return "\n".join(value) or "none"
+    if kind == "names":
+        return ",".join(value) or "none"
     return str(value)
 
 
@@ -458,8 +548,7 @@ def gather(
         if isinstance(value, Given):
             found[field] = _typed(field, value)
         elif value not in (None, ()):
-            is_off = field == "obey_robots" and not value
-            found[field] = _typed(field, Given(value, "--no-robots" if is_off else option_of(field)))
+            found[field] = _typed(field, Given(value, typed_as(field, value)))
     return found
 
 
@@ -513,12 +602,13 @@ def read_config(path: Path) -> ConfigFile:
 
 def _read_toml(field: str, value: Any) -> Any:
     kind = _kind(field)
-    if isinstance(value, list) and kind == "list" and all(isinstance(item, str) for item in value):
-        return tuple(value)
+    if isinstance(value, list) and kind in ("list", "lines", "names") and all(isinstance(item, str) for item in value):
+        return _names(value) if kind == "names" else tuple(value)
     if isinstance(value, str):
         return read_value(field, value)
-    if kind in ("text", "choice", "list") or not isinstance(value, int | float):
-        wanted = {"list": 'a list of texts: ["…", "…"]', "text": "text in quotes", "choice": "text in quotes"}
+    if kind in ("text", "choice", "list", "lines", "names") or not isinstance(value, int | float):
+        a_list = 'a list of texts: ["…", "…"]'
+        wanted = dict.fromkeys(("list", "lines", "names"), a_list) | dict.fromkeys(("text", "choice"), "text in quotes")
         raise ConfigError(f"write {wanted.get(kind, 'a number, or text in quotes')}")
     return read_value(field, str(value))
 
@@ -542,7 +632,8 @@ def _typed(field: str, one: Given) -> Given:
     if field not in _FIELDS:
         raise ConfigError(f"there is no setting {field!r}; the nearest is {_nearest(field, _KEYS)!r}")
     try:
-        return Given(msgspec.convert(one.value, _FIELDS[field].type, strict=False), one.source)
+        value = msgspec.convert(one.value, _FIELDS[field].type, strict=False)
+        return Given(_names(value) if _kind(field) == "names" else value, one.source)
     except msgspec.ValidationError as error:
         shown = f"{one.source} {one.value!r}" if one.source else f"{field}={one.value!r}"
         raise ConfigError(f"{shown} will not do: {str(error)[:1].lower()}{str(error)[1:]}") from error
@@ -553,11 +644,14 @@ def _typed(field: str, one: Given) -> Given:
 
 _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
+    "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
+    "calendar_ahead_max": 0, "calendar_back_max": 0,
     "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
-    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "body_max_bytes": 1, "redirects_max": 0,
-    "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0, "host_backoff_base_ms": 1,
-    "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0, "crashes_max": 1,
-    "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "robots_ttl_min_ms": 1000,
+    "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
+    "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
+    "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
@@ -617,11 +711,35 @@ def _check(field: str, one: Given) -> None:
             limit, word = (least, "least") if value < least else (most, "most")
             shown = show_value(field, limit) if one.source else limit
             raise ConfigError(f"{_said(field, one)} will not do: the {word} is {shown}")
+    elif field == "nameservers":
+        for text in value:
+            _check_nameserver(_where(field, one), text)
     elif _kind(field) == "list":
         for pattern in value:
             compile_pattern(_where(field, one), pattern)
+    elif _kind(field) == "names":
+        for name in value:
+            if not _PARAMETER.fullmatch(name):
+                raise ConfigError(
+                    f"{_where(field, one)} {name!r} is no name of a parameter; write names as they stand in a URL, "
+                    "with a * at the end for all that begin so: utm_*,fbclid"
+                )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
+
+
+def _check_nameserver(said: str, text: str) -> None:
+    from ipaddress import ip_address  # only where somebody gives one
+
+    match = _NAMESERVER.fullmatch(text)
+    try:
+        if match is None or not 0 < int(match[3] or 53) < 65_536:
+            raise ValueError
+        ip_address(match[1] or match[2] or text)
+    except ValueError:
+        raise ConfigError(
+            f"{said} {text!r} is not the address of a name server; write 9.9.9.9 or 10.0.0.1:5353"
+        ) from None
 
 
 def _where(field: str, one: Given) -> str:

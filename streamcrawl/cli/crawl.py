@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from streamcrawl.cli.options import (
+    AUTH_HELP,
     CONTEXT,
+    HEADER_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
     Limit,
+    Names,
     OnePath,
     Size,
     config_option,
@@ -108,6 +111,25 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Leave out what a host has beyond N pages. Default: no limit.",
 )
 @_option(
+    "--drop-params",
+    "drop_params",
+    type=Names(),
+    metavar="NAME,NAME*",
+    group=START,
+    setting="drop_params",
+    help="Take these query parameters out of every URL; tracking stands for utm_*, fbclid, gclid and their like, "
+    "sessions for session ids, also in the path. Fixed when the crawl is created. Default: none.",
+)
+@_option(
+    "--sort-query/--no-sort-query",
+    "sort_query",
+    default=None,
+    group=START,
+    setting="sort_query",
+    help="Put query parameters into the order of their names. Fixed when the crawl is created. Default: as they are "
+    "written.",
+)
+@_option(
     "-o",
     "--output",
     metavar="FILE.jsonl",
@@ -190,6 +212,49 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="For one fetch from start to end. Default: 30s.",
 )
 @_option(
+    "--header",
+    "headers",
+    metavar="HOST: NAME: VALUE",
+    multiple=True,
+    group=FETCHING,
+    setting="headers",
+    help=HEADER_HELP,
+)
+@_option(
+    "--auth",
+    "auth",
+    metavar="HOST: USER:PASSWORD",
+    multiple=True,
+    group=FETCHING,
+    setting="auth",
+    help=AUTH_HELP,
+)
+@_option(
+    "--allow-private/--no-allow-private",
+    "allow_private",
+    default=None,
+    group=FETCHING,
+    setting="allow_private",
+    help="Connect to addresses of this machine and of private networks too (never to a cloud's metadata service). "
+    "Without it only a crawl whose seeds all lie there reaches them.",
+)
+@_option(
+    "--insecure/--no-insecure",
+    "insecure",
+    default=None,
+    group=FETCHING,
+    help=f"Take any TLS certificate: expired, of another host, of nobody known. [{variable_of('insecure')}=1]",
+)
+@_option(
+    "--min-rate",
+    "rate_min_bytes",
+    type=Size(),
+    group=FETCHING,
+    setting="rate_min_bytes",
+    help="Least bytes a second of a body, asked for after a third of --timeout; a slower one is tried again and at "
+    "last a dead letter. 0 for none. Default: 100.",
+)
+@_option(
     "--max-body",
     "body_max_bytes",
     type=Size(),
@@ -234,6 +299,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=PLACE,
     setting="concurrency",
     help="Fetches at a time in each process. Default: 64.",
+)
+@_option(
+    "--nameserver",
+    "nameservers",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    group=PLACE,
+    setting="nameservers",
+    help="Ask this DNS server, and not those of the operating system; may be repeated.",
 )
 @_option(
     "--lease",

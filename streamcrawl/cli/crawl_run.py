@@ -14,22 +14,31 @@ import shlex
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, SUFFIX, check_memory, check_output, merged_scope, new_sink
+from streamcrawl.cli.opening import (
+    SEEDS_FOR_SCOPE_MAX,
+    SUFFIX,
+    check_memory,
+    check_output,
+    merged_scope,
+    new_sink,
+    seeds_state,
+)
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
-from streamcrawl.rules.urls import hostname_of, split_url
+from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
-from streamcrawl.store.shards import Shards, delete_crawl, open_crawl, shards_in
+from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
@@ -49,7 +58,6 @@ if TYPE_CHECKING:
     import click
     from redis.asyncio import Redis
 
-    from streamcrawl.rules.scope import Scope
 
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
@@ -108,7 +116,7 @@ def _check(options: CrawlOptions) -> None:
         raise ConfigError("--fresh deletes the crawl and --resume goes on with it: give one of the two")
     for url in options.urls:
         if seed_url(url)[0] is None:
-            raise ConfigError(f"{url!r} is not an http(s) URL")
+            raise ConfigError(f"{without_credentials(url)!r} is not an http(s) URL")
     if options.seeds is not None and options.seeds != STDIN:
         try:
             with open(options.seeds, "rb"):
@@ -141,6 +149,7 @@ class _Crawl(Running):
         self._name = options.name if options.name is not None else self._default_name(head)
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(self._name, options.settings)
+        HostHeaders(settings.headers, settings.auth)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:
@@ -185,7 +194,7 @@ class _Crawl(Running):
             self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
-        now_stored = self._as_stored(scope, sinks, stored)
+        now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
         feeder = feeder_name(now_stored.seeds, now_stored.seeds_file)
         seeds = SeedLoop(crawl, lines, settings, self.log, feeder=feeder)
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
@@ -204,7 +213,7 @@ class _Crawl(Running):
                 crawl=crawl,
                 settings=settings,
                 version=version,
-                scope=scope.state(),
+                scope=now_stored.scope,
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
@@ -224,7 +233,7 @@ class _Crawl(Running):
             check_memory(store, settings)
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
             return crawl, settings, 1
-        asked = {"shards": shards_in(state.get("identity")), **given}
+        asked = {**identity_in(state.get("identity")), **given}
         crawl, _ = await open_crawl(
             client, make_settings(name, asked), sinks=names, is_alone=store.embedded is not None, log=self.log
         )
@@ -368,15 +377,16 @@ class _Crawl(Running):
             self.log(f"counts were wrong and have been mended: {counted(mended, 'host')}")
         return done
 
-    def _as_stored(self, scope: Scope, sinks: list[SinkSpec], stored: Stored | None) -> Stored:
+    def _as_stored(self, scope: dict[str, Any], sinks: list[SinkSpec], stored: Stored | None) -> Stored:
         options = self._options
         before = stored or Stored(scope={}, sinks={})
         has_seeds = bool(options.urls or options.seeds)
         seeds_file = options.seeds if options.seeds in (None, STDIN) else _absolute(options.seeds)
         return Stored(
-            scope=scope.state(),
+            scope=scope,
             sinks={sink.name: sink.path for sink in sinks},
-            seeds=list(options.urls)[:_SEEDS_STORED_MAX] if has_seeds else before.seeds,
+            # Canonical: what was typed may carry a password.
+            seeds=[seed_url(url)[0] or url for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
             machine=before.machine or socket.gethostname(),
         )

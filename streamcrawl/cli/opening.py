@@ -1,18 +1,24 @@
 """What a crawl needs to be created: an output that can be written, a scope of its first seeds, memory with a bound.
 
-Shared by the commands that create crawls, `crawl` and `seed --create`. Nothing here asks Redis.
+Shared by the commands that create crawls, `crawl` and `seed --create`. Nothing here asks Redis; name servers are asked
+where the seeds may lie inside a network of one's own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ConfigError
+from streamcrawl.rules.addresses import Inside, Network, network_of
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
+from streamcrawl.rules.urls import hostname_of
 from streamcrawl.sinks.jsonl import check_writable
+from streamcrawl.web.address_guard import AddressGuard
+from streamcrawl.web.dns import Resolver
 from streamcrawl.work.seeds import seed_url
 from streamcrawl.work.supervisor import SinkSpec
 
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
 SEEDS_FOR_SCOPE_MAX: Final = 10_000
 """Seeds read ahead to find out which hosts the crawl is about; a scope remembers 1,000 of them."""
+LOOKUP_S: Final = 3.0
+"""For the names of seeds, all at once: who does not answer in that time counts as public."""
 SUFFIX: Final = ".jsonl"
 
 
@@ -72,3 +80,34 @@ def merged_scope(settings: Settings, head: Sequence[SeedLine], stored: Stored | 
         list(dict.fromkeys([*stored.scope[part], *now[part]]))[:SEEDS_KEPT_MAX] for part in ("hosts", "prefixes")
     )
     return Scope(settings, settings.scope, hosts, prefixes)
+
+
+async def seeds_state(scope: Scope, settings: Settings, stored: Stored | None) -> dict[str, Any]:
+    """Return the state of a crawl's scope, with the addresses of its seeds where all of them are inside a network.
+
+    A name is looked up once, when it is first given as a seed. One that was public then stays so for the crawl: else
+    whoever owns the name could open this network by moving it there before a resume.
+    """
+    state = scope.state()
+    known: dict[str, list[str]] = dict(stored.scope.get("resolved", {})) if stored is not None else {}
+    names = Inside.names_of(state["hosts"])
+    before = {hostname_of(host) for host in stored.scope["hosts"]} if stored is not None else set()
+    asked = [name for name in names if name not in before]
+    if asked and not settings.allow_private:
+        resolver = Resolver(AddressGuard(settings, Inside()), settings.nameservers)
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                found = await asyncio.gather(*map(resolver.lookup, asked), return_exceptions=True)
+        except TimeoutError:
+            found = []
+        finally:
+            await resolver.close()
+        for name, addresses in zip(asked, found, strict=False):
+            if not isinstance(addresses, BaseException):
+                known[name] = list(addresses)
+    inside = {
+        name: known[name]
+        for name in names
+        if name in known and Network.PUBLIC not in {network_of(address) for address in known[name]}
+    }
+    return {**state, "resolved": inside} if inside else state

@@ -22,11 +22,11 @@ from streamcrawl.settings import (
     ConfigFile,
     Given,
     gather,
-    option_of,
     parse_duration_ms,
     parse_size_bytes,
     read_config,
     read_value,
+    typed_as,
     variable_of,
 )
 
@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+HEADER_HELP: Final = (
+    "Send this header to a host: example.org, *.example.org, https://example.org:8443 or * for all; may be repeated. "
+    "It is not kept: give it to each command that runs workers. Secrets are best given by the variable, one a line, or "
+    "in the --config file."
+)
+AUTH_HELP: Final = (
+    "Send a user name and password (HTTP Basic) to a host, over https only unless HOST begins with http://. Not kept "
+    "either; see --header."
+)
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
 
@@ -75,6 +84,15 @@ class Limit(click.ParamType[int | None]):
             return value if isinstance(value, int) else cast("int | None", read_value("pages_max", value))
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names of query parameters between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
 
 
 class OnePath(click.ParamType[str]):
@@ -213,7 +231,7 @@ def given_settings(ctx: click.Context) -> dict[str, Given]:
         ConfigError: what the environment says is no value.
     """
     typed = {
-        name: Given(value, "--no-robots" if value is False and name == "obey_robots" else option_of(name))
+        name: Given(value, typed_as(name, value))
         for name, value in ctx.params.items()
         if name in CLASSES and is_typed(ctx, name)
     }

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from streamcrawl.cli.fleet import LINE_S, Showing
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, check_memory, check_output, merged_scope, new_sink
+from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, check_memory, check_output, merged_scope, new_sink, seeds_state
 from streamcrawl.cli.options import write
 from streamcrawl.cli.running import Stored, read_state, read_stored
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES, crawl_store, embedded_names, existing_store
@@ -207,7 +207,8 @@ class _Seeding:
         given = {name: one for name, one in options.settings.items() if CLASSES[name][0] is not SettingClass.LOCAL}
         crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(given))
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
-        stored = Stored(scope=scope.state(), sinks={sink.name: sink.path}, machine=socket.gethostname())
+        state = await seeds_state(scope, settings, None)
+        stored = Stored(scope=state, sinks={sink.name: sink.path}, machine=socket.gethostname())
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
             self.tell(f"crawl {options.name} begun, into {sink.path}")

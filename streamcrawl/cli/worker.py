@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from streamcrawl.cli.options import (
+    AUTH_HELP,
     CONTEXT,
+    HEADER_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -44,6 +46,33 @@ if TYPE_CHECKING:
     help="Fetches at a time in each process. Default: 64.",
 )
 @click.option(
+    "--header",
+    "headers",
+    metavar="HOST: NAME: VALUE",
+    multiple=True,
+    cls=GroupedOption,
+    setting="headers",
+    help=HEADER_HELP,
+)
+@click.option(
+    "--auth",
+    "auth",
+    metavar="HOST: USER:PASSWORD",
+    multiple=True,
+    cls=GroupedOption,
+    setting="auth",
+    help=AUTH_HELP,
+)
+@click.option(
+    "--nameserver",
+    "nameservers",
+    metavar="ADDRESS[:PORT]",
+    multiple=True,
+    cls=GroupedOption,
+    setting="nameservers",
+    help="Ask this DNS server, and not those of the operating system; may be repeated.",
+)
+@click.option(
     "--grace",
     "grace_ms",
     type=Duration(),
@@ -76,6 +105,9 @@ def command(
     redis_url: str | None,
     processes: int | None,
     concurrency: int | None,
+    headers: tuple[str, ...],
+    auth: tuple[str, ...],
+    nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,
     is_quiet: bool,

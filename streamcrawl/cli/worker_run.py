@@ -13,6 +13,7 @@ from streamcrawl.cli.running import Job, Running, Stored, read_state, read_store
 from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
+from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -51,7 +52,9 @@ def work(
     if redis_url is None:
         raise ConfigError("say where the crawl is: --redis URL; one in ./.streamcrawl has the workers of its `crawl`")
     local = {field: one for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
-    make_settings(name, local)  # a setting that cannot be must not be found out hours later, when the crawl comes
+    # A setting that cannot be must not be found out hours later, when the crawl comes.
+    settings = make_settings(name, local)
+    HostHeaders(settings.headers, settings.auth)
     worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
     try:
         return asyncio.run(worker.run(redis_url))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,7 +21,15 @@ from streamcrawl.ops.words import moment, span
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
-from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex, split_url
+from streamcrawl.rules.traps import Traps, in_words
+from streamcrawl.rules.urls import (
+    Canonicalizer,
+    canonical_url,
+    fingerprint,
+    fingerprint_hex,
+    split_url,
+    without_credentials,
+)
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.seen import is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -63,6 +72,8 @@ class Explanation:
     is_seen: bool
     out_of_scope: str
     """Why a link to it would not be followed; '' when it would."""
+    left_out: str
+    """The same of a trap; its depth and the page that links to it are not known here."""
     found: Found
     host: HostPage
     robots: str
@@ -82,6 +93,8 @@ class Explanation:
             return f"seen, and nowhere any more: done (then the output has its record) or dropped{why}"
         if self.out_of_scope:
             return "never seen, and out of scope: a link to it is not followed"
+        if self.left_out:
+            return "never seen, and taken for a trap: a link to it is not followed"
         return "never seen: no page that was fetched links to it within the depth, and no seed is it"
 
     def as_json(self) -> dict[str, Any]:
@@ -93,6 +106,7 @@ class Explanation:
             "seen": self.is_seen,
             "in_scope": not self.out_of_scope,
             "out_of_scope": self.out_of_scope,
+            "left_out": self.left_out,
             "place": self.found.place,
             "verdict": self.verdict(),
             **self.found.facts,
@@ -113,14 +127,16 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
     """
     url = canonical_url(text)
     if url is None:
-        raise ConfigError(f"{text!r} is not an http(s) URL")
+        raise ConfigError(f"{without_credentials(text)!r} is not an http(s) URL")
+    settings = settings_of(crawl, name, (await read_tuned(crawl)).given)
+    url = Canonicalizer.from_settings(settings)(url)
     host, _ = split_url(url)
     frontier = crawl.of(host)
-    settings = settings_of(crawl, name, (await read_tuned(crawl)).given)
     page = await host_page(crawl, host)
     scope = await _scope(crawl, settings)
     # Links on pages of its own host lead to it, once there are such pages.
     out_of_scope = scope.why_not(url, page_host=host if page.is_known else None) if scope is not None else ""
+    trap = Traps(settings, datetime.now(UTC).year).reason(url, depth=0, referrer=f"{host}/")
     seen, found = await is_seen(frontier, url), await _find(frontier, url, page)
     for _ in range(_LOOKS_MAX - 1):
         if found.place or found.searched or not seen:
@@ -129,7 +145,18 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         found = await _find(frontier, url, page)
     robots, is_allowed, line = _robots(url, page, settings)
     return Explanation(
-        text, url, crawl.index_of(host), len(crawl), seen, out_of_scope, found, page, robots, is_allowed, line
+        text,
+        url,
+        crawl.index_of(host),
+        len(crawl),
+        seen,
+        out_of_scope,
+        "" if trap is None else in_words(trap),
+        found,
+        page,
+        robots,
+        is_allowed,
+        line,
     )
 
 
@@ -279,6 +306,7 @@ def explanation_lines(found: Explanation) -> list[str]:
             "in scope",
             f"no: {found.out_of_scope}" if found.out_of_scope else "yes (its depth is known when it is found)",
         ),
+        *([("trap", found.left_out)] if found.left_out else []),
         ("robots.txt", found.robots),
         ("host", f"{found.host.key}: {found.host.standing()}"),
     ]

@@ -392,7 +392,7 @@ def _read_robots(stored: bytes | None, ttl_ms: int, page: HostPage) -> tuple[str
         said = msgspec.json.decode(head, type=_Verdict)
     except msgspec.DecodeError:
         return f"stored, and cannot be read: {head[:80]!r}", None
-    # The key outlives the verdict by an hour, for workers that have a page of the host in hand.
+    # The key outlives the verdict: an hour, for workers that have a page of the host in hand, or until another is had.
     left_ms = fields.robots_until - page.state.now_ms
     until = f"asked for again in {span(left_ms)}" if left_ms > 0 else "asked for again with the next page"
     if said.verdict != "parse":

@@ -248,8 +248,16 @@ class Status:
                     counts[name.removeprefix(start)] += count
         return dict(counts.most_common())
 
+    def links_left_out(self) -> dict[str, int]:
+        """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
+        as often as a page had it: they never became tasks, so no other count has them."""
+        start = "links."
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
         return dict(document)
@@ -701,6 +709,7 @@ def status_lines(status: Status) -> list[str]:
         ("delayed", number(status.page("delayed"))),
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
+        ("links left out", reasons(status.links_left_out())),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]

@@ -1,8 +1,8 @@
 """Does a link belong to this crawl?
 
-Pure, but for a cache of its own answers. Start at `Scope.admits`. It never looks at depth, budgets or robots.txt:
-those are asked elsewhere, of links that are already in scope. A link that is out is not marked as seen, so a crawl
-that is resumed with a wider scope finds it again.
+Pure, but for a cache of its own answers. Start at `Scope.admits`. It never looks at depth, traps, budgets or
+robots.txt: those are asked elsewhere, of links that are already in scope. A link that is out is not marked as seen, so
+a crawl that is resumed with a wider scope finds it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from streamcrawl.rules.urls import canonical_url, hostname_of, registrable_domain, split_url, without_scheme
+from streamcrawl.rules.urls import (
+    Canonicalizer,
+    canonical_url,
+    hostname_of,
+    registrable_domain,
+    split_url,
+    without_scheme,
+)
 from streamcrawl.settings import ScopeKind, Settings, compile_pattern
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ class Scope:
       domain  the same by registrable domain, whatever the port
       prefix  the link starts with a seed's URL up to the last slash of its path; http and https are the same
       any     every link
-    `deny`, `allow` and `url_max_bytes` of the settings hold in addition to each of them.
+    `deny` and `allow` of the settings hold in addition to each of them.
 
     Only the first 1000 distinct hosts and prefixes of the seeds are kept. Seeds beyond them are still fetched, and
     their links are followed within the host or domain of their own page; with `prefix` their links are out.
@@ -42,7 +49,6 @@ class Scope:
         self.seeds_cut = 0
         self._hosts = dict.fromkeys(hosts)
         self._prefixes = dict.fromkeys(prefixes)
-        self._url_max_bytes = settings.url_max_bytes
         self._patterns = {
             "deny": tuple(compile_pattern("--deny", pattern) for pattern in settings.deny),
             "allow": tuple(compile_pattern("--allow", pattern) for pattern in settings.allow),
@@ -62,10 +68,12 @@ class Scope:
         hosts: dict[str, None] = {}
         prefixes: dict[str, None] = {}
         seeds_cut = 0
+        form = Canonicalizer.from_settings(settings)
         for seed in seeds:
             url = canonical_url(seed)
             if url is None:
                 continue
+            url = form(url)
             host = without_scheme(split_url(url)[0])
             prefix = without_scheme(url.partition("?")[0].rpartition("/")[0]) + "/"
             is_host_kept = host in hosts or len(hosts) < SEEDS_KEPT_MAX
@@ -90,8 +98,6 @@ class Scope:
 
     def admits(self, url: str, *, page_host: str) -> bool:
         """Return whether the link `url` (canonical), found on a page of the host key `page_host`, is in scope."""
-        if len(url) > self._url_max_bytes:
-            return False
         if self.kind == "prefix":
             link = without_scheme(url)
             if not link.startswith(self._prefixes_of.get(link.partition("/")[0], ())):
@@ -109,8 +115,6 @@ class Scope:
         Args:
             page_host: None for a link that is found nowhere yet: then only the seeds count.
         """
-        if len(url) > self._url_max_bytes:
-            return f"it is {len(url)} bytes long, and the setting url_max allows {self._url_max_bytes}"
         host = split_url(url)[0]
         if self.kind == "prefix":
             if not without_scheme(url).startswith(self._prefixes_of.get(without_scheme(host), ())):

@@ -58,6 +58,8 @@ class DropReason(StrEnum):
     REDIRECTED = "redirected"
     OUT_OF_SCOPE = "out_of_scope"
     HOST_BUDGET = "host_budget"
+    BLOCKED_ADDRESS = "blocked_address"
+    """Its host is at an address that this crawl must not connect to."""
     HANDLER = "handler"
     """The user's handler raised Drop."""
 

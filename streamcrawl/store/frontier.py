@@ -26,7 +26,7 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -56,7 +56,7 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
 _DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots|seed)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -115,6 +115,8 @@ class Commit:
     links: Links = field(default_factory=Links)
     items: Sequence[str | bytes] = ()
     """Flat: sink, record, sink, record, …"""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
 
@@ -131,6 +133,7 @@ class Commit:
                 _as_text(self.detail),
                 _as_text(self.links.flat),
                 _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
                 self.server,
             )
         )
@@ -242,6 +245,22 @@ class Frontier:
         """
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
+
+    async def begin_visit(self, host: str, *, wait_max_ms: int, took_max_ms: int) -> tuple[str, int, int]:
+        """Ask whether a host may be asked for something of which this worker holds no entry.
+
+        Returns:
+            ("GO", ms to wait before, reservation for `end_visit`) | ("WAIT", ms after which to ask again, 0) |
+            ("NO", 0, 0): it is blocked or given up. After a crash the host is left alone until the request must be
+            over.
+        """
+        answer = await self._run("visit", self.epoch, host, "begin", wait_max_ms, took_max_ms)
+        word, ms, reservation, *_ = *answer, 0, 0
+        return word.decode(), ms, reservation
+
+    async def end_visit(self, host: str, reservation: int, *, since_end_ms: int) -> None:
+        """Say that the request of a visit has ended: the host's delay counts from there."""
+        await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
 
     async def hand_back(
         self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False

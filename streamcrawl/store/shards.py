@@ -17,7 +17,7 @@ import msgspec
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.rules.urls import hostname_of, registrable_domain
-from streamcrawl.settings import SCHEMA
+from streamcrawl.settings import SCHEMA, SettingClass, fields_of
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Frontier, open_shard, other_schema
 from streamcrawl.store.keys import CRAWLS, ROOT, Keys
@@ -25,7 +25,7 @@ from streamcrawl.store.scripts import Scripts
 from streamcrawl.store.upgrade import upgrade_crawl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -46,8 +46,10 @@ def shard_of(host: str, shards: int) -> int:
 class Shards:
     """All shards of one crawl, with the epoch that this process joined; the first knows what is of the whole crawl."""
 
-    def __init__(self, frontiers: Sequence[Frontier]) -> None:
+    def __init__(self, frontiers: Sequence[Frontier], identity: Mapping[str, Any] | None = None) -> None:
+        """Hold the shards; `identity` is what the crawl has of the settings that never change (`identity_in`)."""
         self.frontiers: Final = tuple(frontiers)
+        self.identity: Final = {**(identity or {}), "shards": len(self.frontiers)}
         self.first: Final = self.frontiers[0]
         self.client: Final = self.first.client
         self.epoch: Final = self.first.epoch
@@ -104,7 +106,7 @@ async def open_crawl(
         frontiers.append(frontier)
     with mapped_errors():
         await client.sadd(CRAWLS, settings.name)
-    crawl = Shards(frontiers)
+    crawl = Shards(frontiers, identity_in(msgspec.json.encode(settings.identity())))
     if not is_new:
         await crawl.control(stopped="")
     return crawl, is_new
@@ -141,15 +143,26 @@ async def join_crawl(client: Redis, name: str, *, is_only_read: bool = False) ->
             f"crawl {name!r} is just being made or deleted; try again, and when this stays: `streamcrawl crawl` with "
             "its settings makes it whole, `streamcrawl delete` removes it"
         )
-    return Shards([Frontier(client, keys, epoch.decode()) for keys in every])
+    return Shards([Frontier(client, keys, epoch.decode()) for keys in every], identity_in(identity))
 
 
 def shards_in(identity: bytes | str | None) -> int:
     """Return the number of shards in the stored identity of a crawl; 1 when it says nothing."""
     try:
-        return int(msgspec.json.decode(identity or b"{}", type=dict[str, Any]).get("shards", 1))
-    except (msgspec.DecodeError, ValueError):
+        return int(identity_in(identity)["shards"])
+    except ValueError:
         return 1
+
+
+def identity_in(identity: bytes | str | None) -> dict[str, Any]:
+    """Return the stored identity settings of a crawl by field: `shards` always, of the others what is set. What is no
+    identity setting of this version is left out; whoever opens the crawl is refused for it (open.lua)."""
+    try:
+        stored = msgspec.json.decode(identity or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        stored = {}
+    known = {field: stored[field] for field in fields_of(SettingClass.IDENTITY) if field in stored}
+    return {"shards": 1} | {field: tuple(value) if isinstance(value, list) else value for field, value in known.items()}
 
 
 async def crawl_names(client: Redis) -> list[str]:

@@ -115,7 +115,7 @@ async def put_in_force(crawl: Shards, settings: Settings, tuned: Tuned) -> bool:
 
 def settings_of(crawl: Shards, name: str, given: Mapping[str, Given], **local: Any) -> Settings:
     """Return the settings of a crawl, with what is `local` to a machine; neither file nor environment is asked."""
-    return make_settings(name, {**given, **local, "shards": len(crawl)})
+    return make_settings(name, {**given, **local, **crawl.identity})
 
 
 def differences(before: Tuned, after: Tuned) -> str:

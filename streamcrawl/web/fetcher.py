@@ -1,7 +1,8 @@
 """Fetch one URL: one hop, one answer or one `FetchError`.
 
-Never follows a redirect (each hop has to wait for its host's delay, so the caller follows `Answer.location`), never
-retries a host on its own account, never reads a body beyond its cap, never sends cookies or credentials. Start at
+What becomes of the body stands in bodies.py. Never follows a redirect (each hop has to wait for its host's delay, so
+the caller follows `Answer.location`), never retries a host on its own account, never reads a body beyond its cap, never
+sends cookies or the credentials of a URL, never connects to an address that its guard refuses. Start at
 `Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
@@ -11,7 +12,7 @@ byte of the answer came has not asked the host anything.
 
 `yarl.URL(url, encoded=True)` puts the canonical URL on the wire byte for byte; without it yarl would quote it anew.
 
-Sources: RFC 9110 sections 8.4 (content codings), 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
+Sources: RFC 9110 sections 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
 (repeating requests on a closed connection).
 """
 
@@ -29,16 +30,17 @@ from aiohttp import (
     ClientTimeout,
     DummyCookieJar,
     TCPConnector,
-    ThreadedResolver,
     TraceConfig,
     client_exceptions,
 )
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict
 from yarl import URL
 
 from streamcrawl.errors import (
     BadRedirect,
+    BlockedAddress,
     BodyTooLarge,
     ConnectError,
     ConnectTimeout,
@@ -50,7 +52,12 @@ from streamcrawl.errors import (
     TlsError,
     TooManyRedirects,
 )
-from streamcrawl.rules.urls import canonical_url
+from streamcrawl.rules.addresses import Inside
+from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
+from streamcrawl.web.address_guard import AddressGuard
+from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
+from streamcrawl.web.dns import Resolver
 
 if TYPE_CHECKING:
     import asyncio
@@ -59,33 +66,33 @@ if TYPE_CHECKING:
 
     from aiohttp import StreamReader, TraceRequestHeadersSentParams
     from aiohttp.connector import Connection
+    from aiohttp.http_parser import RawResponseMessage
     from multidict import CIMultiDictProxy
 
     from streamcrawl.settings import Settings
 
 ACCEPT: Final = "text/html,application/xhtml+xml,*/*;q=0.8"
-ACCEPT_ENCODING: Final = "gzip, deflate, br"
-"""What aiohttp decodes with what this package requires; zstd would depend on the Python version."""
-
 READ_BUFFER_BYTES: Final = 65_536
-"""aiohttp inflates at most this much at a time and pauses at twice as much, so that a body passes its cap by at most
-three times this before it is cut off."""
+"""aiohttp stops reading from the host at twice as much that waits to be read, before it is inflated."""
 READ_BUFFER_MIN_BYTES: Final = 4096
 REDIRECT_BODY_MAX_BYTES: Final = 65_536
 """The body of a redirect is read only to keep its connection; beyond this a new connection is cheaper."""
 HEADER_MAX_BYTES: Final = 32_768
 """One header line: policies of real sites pass aiohttp's 8 KiB; with at most 128 headers a head stays under 4 MiB."""
+INTERIMS_MAX: Final = 100
+"""Answers of 1xx before the one that counts: a host that sends nothing else kept a core busy up to the total limit."""
+BARREN_MAX_BYTES: Final = 1_048_576
+"""The same with an extension of a chunk that never ends."""
 MESSAGE_MAX: Final = 300
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
-DNS_TTL_S: Final = 300
-DNS_CACHED_MAX: Final = 10_000
 KEEP_ALIVE_SPARE_S: Final = 5.0
 KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
 thousands of hosts would run out of file descriptors."""
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\n", re.IGNORECASE)
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
 
 
@@ -98,7 +105,7 @@ class Answer:
     status: int
     headers: CIMultiDictProxy[str]
     body: bytes
-    """Decoded from gzip, deflate and br; a coding that nobody asked for is left as it came, as browsers do.
+    """Decoded from gzip, deflate, br and zstd; a coding nobody asked for is left as it came, as browsers do.
     Empty for most redirects: see `location`."""
     content_type: str | None
     """The MIME type alone, in lower case; None when there is none."""
@@ -126,8 +133,12 @@ class _StaleConnection(Exception):
 class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, inside: Inside | None = None) -> None:
+        """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow)."""
         self._settings = settings
+        self._headers = HostHeaders(settings.headers, settings.auth)
+        self._guard = AddressGuard(settings, inside or Inside())
+        self._resolver: Resolver | None = None
         self._session: ClientSession | None = None
         self._telling: ClientSession | None = None
         """Tells when a request goes out, over the same connections: every request by it takes a longer way."""
@@ -136,10 +147,13 @@ class Fetcher:
     def apply(self, settings: Settings) -> None:
         """Fetch by other settings from the next request on; the pool keeps its size."""
         self._settings = settings
+        self._guard.apply(settings)
+        self._headers = HostHeaders(settings.headers, settings.auth)
         self._timeout = _timeout(settings)
 
     async def __aenter__(self) -> Fetcher:
-        connector = _make_connector(self._settings)
+        self._resolver = Resolver(self._guard, self._settings.nameservers)
+        connector = _make_connector(self._settings, self._guard, self._resolver)
         self._session = self._open_session(connector, None)
         self._telling = self._open_session(connector, [_tell_when_sent()])
         return self
@@ -158,7 +172,7 @@ class Fetcher:
             max_line_size=HEADER_MAX_BYTES,
             max_field_size=HEADER_MAX_BYTES,
             response_class=_Response,
-            auto_decompress=True,
+            auto_decompress=False,
             trust_env=False,
             trace_configs=traces,
         )
@@ -169,6 +183,8 @@ class Fetcher:
         for session in (self._telling, self._session):
             if session is not None:
                 await session.close()
+        if self._resolver is not None:
+            await self._resolver.close()
 
     async def fetch(
         self,
@@ -176,6 +192,7 @@ class Fetcher:
         *,
         referrer: str | None = None,
         body_max_bytes: int | None = None,
+        is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> Answer:
@@ -185,16 +202,20 @@ class Fetcher:
             url: Goes on the wire byte for byte. Credentials in it are left out.
             referrer: Sent as Referer, except from https to http.
             body_max_bytes: Most bytes of the decoded body; None for the setting.
-            headers: Sent with this request, over the ones sent always.
+            is_cut: Of a longer body the beginning is the answer; its connection is closed.
+            headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
             on_sent: Called when the request goes out, after DNS and connecting.
 
         Raises:
+            BlockedAddress: the host is where this crawl must not connect to.
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
             BodyTooLarge: the body passes the cap; its connection is closed.
+            BodyTooSlow: it comes at less than the least rate; its connection is closed.
             FetchError: every other class that `fetch_error` can return.
         """
         session = self._session if on_sent is None else self._telling
-        if session is None:
+        resolver = self._resolver
+        if session is None or resolver is None:
             raise RuntimeError("the fetcher is used outside of its `async with`")
         target = _target(url)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
@@ -202,6 +223,9 @@ class Fetcher:
             headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
+        if self._headers:
+            headers = CIMultiDict(headers or ())
+            headers.update(self._headers.of(split_url(url)[0]))
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
         started = monotonic()
         is_repeated = False
@@ -211,6 +235,7 @@ class Fetcher:
                     target,
                     headers=headers,
                     timeout=self._timeout,
+                    ssl=not self._settings.insecure,
                     allow_redirects=False,
                     read_bufsize=read_buffer,
                     trace_request_ctx=on_sent,
@@ -220,17 +245,26 @@ class Fetcher:
                 if is_repeated:
                     raise Disconnected(str(stale), url, is_unanswered=True) from stale.__cause__
                 is_repeated = True
+            except BlockedAddress as refused:
+                refused.url = url
+                raise
             except (client_exceptions.ClientError, OSError, UnicodeError) as error:
                 # What fails after the request was sent comes as a FetchError from `_Response.start`.
-                raise fetch_error(error, url, is_unanswered=True) from error
+                mapped = fetch_error(error, url, is_unanswered=True)
+                if isinstance(mapped, (ConnectError, ConnectTimeout, TlsError)) and target.raw_host is not None:
+                    # It may have moved: the next try must not go by the addresses of this one.
+                    resolver.forget(target.raw_host)
+                raise mapped from error
         try:
             status = response.status
+            if status == 101:
+                raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
                 location = _location(response, url)
-                body = await _read_redirect_body(response)
+                body = await self._read_redirect_body(response, url)
             else:
                 location = None
-                body = await _read_body(response, url, body_max)
+                body = await self._read_body(response, url, body_max, is_cut=is_cut)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -249,6 +283,43 @@ class Fetcher:
             elapsed_ms=round((ended - started) * 1000),
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
+        )
+
+    async def _read_body(self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool) -> bytes:
+        """Return the whole decoded body, or of a longer one the beginning, where that will do.
+
+        Raises:
+            FetchError: those of `read_body`, or it did not come whole.
+        """
+        codings = _codings(response)
+        length = response.content_length
+        if length is not None and length > body_max and not codings and not is_cut:
+            raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
+        try:
+            if not is_cut:
+                return await self._read(response, codings, body_max, url)
+            body = await self._read(response, codings, 2 * body_max, url, enough=body_max)
+            if len(body) == body_max:
+                response.close()
+            return body
+        except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+            raise fetch_error(error, url, is_unanswered=False) from error
+
+    async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
+        """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
+        try:
+            return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
+        except (FetchError, client_exceptions.ClientError, HttpProcessingError, OSError):
+            response.close()
+            return b""
+
+    async def _read(
+        self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str, *, enough: int | None = None
+    ) -> bytes:
+        settings = self._settings
+        rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
+        return await read_body(
+            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s
         )
 
 
@@ -273,11 +344,12 @@ def fetch_error(error: BaseException, url: str, *, is_unanswered: bool) -> Fetch
         is_unanswered: No byte of an answer had come; used where the class of the error does not say so.
     """
     kind = next((_ERRORS[cls] for cls in type(error).__mro__ if cls in _ERRORS), ProtocolError)
-    if isinstance(error, client_exceptions.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
-        kind = ProtocolError
     message = _one_line(error)
     if issubclass(kind, (Disconnected, FetchTimeout)):
         return kind(message, url, is_unanswered=is_unanswered)
+    if isinstance(error, client_exceptions.ClientConnectorCertificateError):
+        code = getattr(error.certificate_error, "verify_code", 0)
+        return TlsError(message, url, kind=_CERTIFICATE_FAULTS.get(code, _UNKNOWN_FAULT).kind)
     mapped = kind(message, url)
     if isinstance(error, _WRONG_FROM_OUR_SIDE):
         mapped.is_retryable = False
@@ -303,7 +375,7 @@ _ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
     client_exceptions.ClientOSError: Disconnected,
     client_exceptions.ServerConnectionError: Disconnected,
     client_exceptions.ServerDisconnectedError: Disconnected,
-    client_exceptions.ClientPayloadError: Disconnected,  # but for a broken coding: see fetch_error
+    client_exceptions.ClientPayloadError: Disconnected,
     OSError: Disconnected,
     client_exceptions.ClientResponseError: ProtocolError,
     HttpProcessingError: ProtocolError,
@@ -319,6 +391,25 @@ _ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
     client_exceptions.ClientError: ProtocolError,
 }
 """The first class of the error's MRO that is in here decides. A test fails when aiohttp has one that is not."""
+
+
+class _CertificateFault(NamedTuple):
+    kind: str
+    text: str
+
+
+_UNKNOWN_FAULT: Final = _CertificateFault("tls", "its certificate cannot be verified")
+_CERTIFICATE_FAULTS: Final = {
+    9: _CertificateFault("tls_not_yet_valid", "its certificate is not valid yet"),
+    10: _CertificateFault("tls_expired", "its certificate has expired"),
+    18: _CertificateFault("tls_self_signed", "its certificate is self-signed"),
+    19: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not trusted"),
+    20: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not known"),
+    21: _CertificateFault("tls_unknown_authority", "its certificate was issued by an authority that is not known"),
+    62: _CertificateFault("tls_wrong_host", "its certificate is for another host"),
+    64: _CertificateFault("tls_wrong_host", "its certificate is for another address"),
+}
+"""By OpenSSL's X509_V_ERR_ codes (x509_vfy.h), as `ssl.SSLCertVerificationError.verify_code` has them."""
 _WRONG_FROM_OUR_SIDE: Final = (
     client_exceptions.InvalidURL,
     client_exceptions.NonHttpUrlClientError,
@@ -329,6 +420,11 @@ _WRONG_FROM_OUR_SIDE: Final = (
 def _one_line(error: BaseException) -> str:
     """Return what happened, on one line of bounded length: it becomes the text of a dead letter."""
     match error:
+        case client_exceptions.ClientConnectorCertificateError():
+            fault = error.certificate_error
+            said = _CERTIFICATE_FAULTS.get(getattr(fault, "verify_code", 0), _UNKNOWN_FAULT).text
+            detail = getattr(fault, "verify_message", "") or str(fault)
+            text = f"no secure connection to {error.host}:{error.port}: {said} ({detail})"
         case client_exceptions.ClientConnectorError():
             # aiohttp's own text says "None" where asyncio made the error without an errno.
             verb = "resolve" if isinstance(error, client_exceptions.ClientConnectorDNSError) else "connect to"
@@ -336,6 +432,8 @@ def _one_line(error: BaseException) -> str:
             text = f"cannot {verb} {error.host}:{error.port}: {reason}"
         case client_exceptions.ClientResponseError() | HttpProcessingError():
             text = f"not an HTTP answer: {error.message}"
+        case client_exceptions.ServerDisconnectedError() if not isinstance(error.message, str):
+            text = "the host closed the connection in the middle of the head"
         case _ if type(error) is TimeoutError:
             text = "not finished within the time limit"
         case _:
@@ -354,17 +452,76 @@ class _Handler(ResponseHandler):
     """A request before this one was answered: the connection was kept alive."""
     is_answering = False
     """Some of this answer came."""
+    _body: StreamReader | None = None
+    """Of the answer that is awaited; None until its head has come, which those of 1xx are not."""
+    _interims = 0
+    _barren_bytes = 0
+    """How much came in a row that brought nothing of the body."""
     _read_due: float | None = None
     """Loop time at which the read limit passes; None while nothing is awaited."""
     _read_watch: asyncio.TimerHandle | None = None
 
+    def set_response_params(self, **params: Any) -> None:
+        self._body = None
+        self._interims = self._barren_bytes = 0
+        super().set_response_params(**params)
+
     def data_received(self, data: bytes) -> None:
+        if not data:  # aiohttp goes on with what it held back
+            super().data_received(data)
+            return
         self.is_answering = True
+        # Head by head and apart from the body: aiohttp's parser drops the answers of a packet in which it finds a fault
+        # later on, so whether a 204 with a body is an answer would depend on how its bytes were packed.
+        while self._body is None:
+            end = data.find(b"\r\n\r\n") + 4
+            if end < 4 or end >= len(data) or _is_within_length(data, end):
+                break
+            self._feed(data[:end])
+            if self._exception is not None:
+                return
+            data = data[end:]
+        if self._body is not None and self._body.is_eof():
+            # More than the answer has: the rest must not be taken for the next one.
+            self._should_close = True
+            if self.transport is not None:
+                self.transport.close()
+            return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        body = self._body
+        had = 0 if body is None else body.total_bytes
         super().data_received(data)
-        if self._exception is not None and self._payload is not None and not self._payload.is_eof():
-            # aiohttp tells a broken chunk only to whoever waits for a head: who waits for the body would wait for the
-            # total limit (seen with 3.14.5).
-            self._payload.set_exception(self._exception)
+        if self._exception is not None:
+            self._tell_body()
+        elif body is not None and not body.is_eof():
+            self._barren_bytes = self._barren_bytes + len(data) if body.total_bytes == had else 0
+            if self._barren_bytes > BARREN_MAX_BYTES:
+                self._fail(f"more than {BARREN_MAX_BYTES} bytes between two of the body")
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        message, body = data
+        if 100 <= message.code <= 199 and message.code != 101:
+            self._interims += 1
+            if self._interims > INTERIMS_MAX:
+                self._fail(f"more than {INTERIMS_MAX} answers of 1xx")
+                return
+        else:
+            self._body = body
+        super().feed_data(data, size)
+
+    def _fail(self, message: str) -> None:
+        if self.transport is not None:
+            self.transport.close()
+        self.set_exception(HttpProcessingError(message=message))
+        self._tell_body()
+
+    def _tell_body(self) -> None:
+        """Tell who reads the body: aiohttp tells a broken chunk only to whoever waits for a head, so who waits for the
+        body would wait for the total limit (seen with 3.14.5)."""
+        if self._exception is not None and self._body is not None and not self._body.is_eof():
+            self._body.set_exception(self._exception)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -390,6 +547,13 @@ class _Handler(ResponseHandler):
             self._on_read_timeout()
         else:
             self._read_watch = self._loop.call_at(self._read_due, self._look_at_read_limit)
+
+
+def _is_within_length(data: bytes, end: int) -> bool:
+    """Return whether what stands in a packet behind the head of an answer certainly is of its body."""
+    # To feed head and body apart costs 10 us, a fiftieth of a page; so most come together after all.
+    length = _LENGTH.search(data, 0, end)
+    return length is not None and int(length[1]) >= len(data) - end and data[9:12] == b"200"
 
 
 class _Response(ClientResponse):
@@ -432,19 +596,16 @@ def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
     return _Handler(loop)
 
 
-def _make_connector(settings: Settings) -> TCPConnector:
-    """Return the connection pool. DNS goes through aiodns, or through threads where c-ares cannot start."""
-    limits: dict[str, Any] = {
-        "limit": settings.concurrency + CONNECTIONS_SPARE,
-        "limit_per_host": 0,  # dispatch counts what is in flight per host, over all processes
-        "ttl_dns_cache": DNS_TTL_S,
-        "dns_cache_max_size": DNS_CACHED_MAX,
-        "keepalive_timeout": min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
-    }
-    try:
-        connector = TCPConnector(**limits)
-    except (OSError, RuntimeError):
-        connector = TCPConnector(**limits, resolver=ThreadedResolver())
+def _make_connector(settings: Settings, guard: AddressGuard, resolver: Resolver) -> TCPConnector:
+    """Return the connection pool, which asks the guard for each socket."""
+    connector = TCPConnector(
+        limit=settings.concurrency + CONNECTIONS_SPARE,
+        limit_per_host=0,  # dispatch counts what is in flight per host, over all processes
+        resolver=resolver,
+        use_dns_cache=False,  # it would keep what a name server said beyond what the guard says now
+        socket_factory=guard.make_socket,
+        keepalive_timeout=min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
+    )
     # aiohttp has no parameter for the class of a connection's protocol, and nothing else can tell whether a byte of an
     # answer came. This and `_Handler` are all that touches its inside; `_Response.start` fails when it no longer works.
     connector._factory = partial(_make_handler, connector._loop)
@@ -458,7 +619,9 @@ def _target(url: str) -> URL:
         ProtocolError: not an http(s) URL; not retryable.
     """
     # aiohttp would take ws: and tcp: too; what has no host it refuses itself.
-    if not url.startswith(("http://", "https://")):
+    # A canonical URL has no space, no control character and nothing beyond ASCII: a line break would end the request's
+    # line, and what follows it would be headers.
+    if not url.startswith(("http://", "https://")) or not (url.isascii() and url.isprintable()) or " " in url:
         raise _not_http(url)
     try:
         target = URL(url, encoded=True)
@@ -470,7 +633,7 @@ def _target(url: str) -> URL:
 
 
 def _not_http(url: str) -> ProtocolError:
-    error = ProtocolError(f"not an http or https URL: {url[:200]!r}", url)
+    error = ProtocolError(f"not an http or https URL: {without_credentials(url)[:200]!r}", url)
     error.is_retryable = False
     return error
 
@@ -490,55 +653,12 @@ def _location(response: ClientResponse, url: str) -> str:
         text = "".join(chr(byte) if byte < 0x80 else f"%{byte:02X}" for byte in raw)
     target = canonical_url(text, url)
     if target is None:
-        raise BadRedirect(f"status {response.status} leads to no http or https URL: {text[:200]!r}", url)
+        raise BadRedirect(
+            f"status {response.status} leads to no http or https URL: {without_credentials(text)[:200]!r}", url
+        )
     return target
 
 
-async def _read_body(response: ClientResponse, url: str, body_max: int) -> bytes:
-    """Return the whole decoded body.
-
-    Raises:
-        BodyTooLarge: it has more than `body_max` bytes.
-        FetchError: it did not come whole, or its coding is broken.
-    """
-    content = response.content
-    try:
-        if content.is_eof():
-            # Most pages: head and body came together, nothing to wait for.
-            body: bytes | None = content.read_nowait()
-        else:
-            length = response.content_length
-            if length is not None and length > body_max and "Content-Encoding" not in response.headers:
-                raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
-            body = await _read_until(content, body_max)
-    except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
-        raise fetch_error(error, url, is_unanswered=False) from error
-    if body is None or len(body) > body_max:
-        raise BodyTooLarge(f"the body has more than {body_max} bytes", url)
-    return body
-
-
-async def _read_redirect_body(response: ClientResponse) -> bytes:
-    """Return the body of a redirect, or nothing and close: what comes after the head must not spoil the redirect."""
-    try:
-        body = await _read_until(response.content, REDIRECT_BODY_MAX_BYTES)
-    except (client_exceptions.ClientError, HttpProcessingError, OSError):
-        body = None
-    if body is None:
-        response.close()
-    return body or b""
-
-
-async def _read_until(content: StreamReader, size_max: int) -> bytes | None:
-    """Return everything up to the end; None when it is more than `size_max` bytes.
-
-    Never `content.read()`: that lifts aiohttp's bound on what is inflated at a time.
-    """
-    blocks: list[bytes] = []
-    size = 0
-    while block := await content.readany():
-        size += len(block)
-        if size > size_max:
-            return None
-        blocks.append(block)
-    return b"".join(blocks)
+def _codings(response: ClientResponse) -> tuple[str, ...]:
+    headers = response.headers
+    return codings_of(",".join(headers.getall("Content-Encoding"))) if "Content-Encoding" in headers else ()

@@ -13,23 +13,40 @@ import contextlib
 import random
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from streamcrawl.errors import CodecError, FetchError, LeaseLost, RedirectLoop, StageError, StoreError, TooManyRedirects
+from streamcrawl.errors import (
+    BlockedAddress,
+    CodecError,
+    ConnectError,
+    ConnectTimeout,
+    DnsError,
+    FetchError,
+    FetchTimeout,
+    LeaseLost,
+    RedirectLoop,
+    StageError,
+    StoreError,
+    StoreUnavailable,
+    TlsError,
+    TooManyRedirects,
+)
 from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import parse_retry_after_ms
 from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
-from streamcrawl.rules.robots_rules import verdict_for_status
+from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
-from streamcrawl.rules.urls import split_url
+from streamcrawl.rules.traps import Traps
+from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
-from streamcrawl.work.robots import ROBOTS_MAX_BYTES, RobotsCache, encode_verdict
+from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +58,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.board import Board
+    from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
 """A host that is due later than this gets its task back: the slot has better to do."""
@@ -50,8 +68,15 @@ With 20 ms the log of a site showed one of some hundred a few ms early while pro
 two busy cores (2026-11-30)."""
 START_LATE_MS: Final = 20
 """An answer START that took longer is not used: what is left of the margin must do for connecting and sending."""
-SURE_KINDS: Final = frozenset({"dns", "connect", "connect_timeout", "tls"})
+SURE_ERRORS: Final = (DnsError, ConnectError, ConnectTimeout, TlsError)
 """Errors that are the host's and never one URL's."""
+VISIT_WAIT_MAX_MS: Final = 10_000
+"""How long a robots task waits for the host that its robots.txt redirects to; then its own host is backed off."""
+VISIT_MARGIN_MS: Final = 1000
+"""A worker may stall so long between Redis's GO and its request on the wire; after more it asks again."""
+VISIT_POLL_MS: Final = 250
+BLOCKED_ROBOTS_TTL_MS: Final = 60_000
+"""Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
 SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
@@ -119,9 +144,11 @@ class PageWork:
         board: Board,
         sinks: Sequence[str],
         *,
+        stalls: StallWatch,
         on_stuck: Callable[[], None],
     ) -> None:
         """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
+        self._stalls = stalls
         self._settings = settings
         self._scope = scope
         self._crawl = crawl
@@ -129,6 +156,8 @@ class PageWork:
         self._board = board
         self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
+        self._form = Canonicalizer.from_settings(settings)
+        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
@@ -148,6 +177,7 @@ class PageWork:
         self._settings = settings
         self._scope = scope
         self._policy = RetryPolicy.from_settings(settings)
+        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
         if self._handler is not None:
             self._handler.timeout_ms = settings.handler_timeout_ms
@@ -215,6 +245,18 @@ class PageWork:
             return False
         return True
 
+    def _was_ours(self, error: FetchError, since: float) -> bool:
+        """Return whether a fetch that began then had no chance, because this process stood still most of the time."""
+        # Counted as an attempt of the page, and as a failure of its host, a sleeping laptop would bury both.
+        limit_s = self._settings.timeout_ms / 1000
+        if isinstance(error, ConnectTimeout):
+            limit_s = min(limit_s, self._settings.connect_timeout_ms / 1000)
+        elif isinstance(error, FetchTimeout):
+            limit_s = min(limit_s, self._settings.read_timeout_ms / 1000)
+        else:
+            return False
+        return self._stalls.stalled_s(since) > limit_s / 2
+
     def _pace(self, entry: Entry) -> Pace:
         """Return how polite to be; entries of an older version of streamcrawl do not say, and go by the settings."""
         delay_ms = int(entry.fields.get(b"delay", self._settings.delay_ms))
@@ -266,8 +308,10 @@ class PageWork:
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, []
+        answer: Answer | None = None
         while True:
             self._board.begin(index)
+            started = time.monotonic()
             try:
                 answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
                 if answer.location is None:
@@ -278,7 +322,11 @@ class PageWork:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
+            except BlockedAddress:
+                return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
             except FetchError as error:
+                if self._was_ours(error, started):
+                    return Ending(None, is_begun=True)
                 return self._failed(entry, task, error)
             host, path = split_url(url)
             if host != task.host:
@@ -339,16 +387,22 @@ class PageWork:
 
     def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
         depth = task.depth + 1
-        if self._settings.depth_max is not None and depth > self._settings.depth_max:
-            return
         url = task.url
         tasks = []
-        for link in urls:
+        left_out = Counter[str]()
+        # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
+        forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
+        for link in forms:
             if link in self.seen or not self._scope.admits(link, page_host=task.host):
+                continue
+            reason = self._traps.reason(link, depth=depth, referrer=url)
+            if reason is not None:
+                left_out[reason.value] += 1
                 continue
             host, path = split_url(link)
             tasks.append(CrawlTask(host=host, path=path, depth=depth, referrer=url))
             ending.offered.append(link)
+        commit.left_out = left_out
         self._place(ending, commit, tasks)
 
     def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
@@ -367,9 +421,14 @@ class PageWork:
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
+        host, path = split_url(self._form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
-        if task.depth > 0 and not self._scope.admits(host + path, page_host=task.host):
-            return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
+        if task.depth > 0:
+            if not self._scope.admits(host + path, page_host=task.host):
+                return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
+            reason = self._traps.reason(host + path, depth=task.depth, referrer=task.url)
+            if reason is not None:
+                return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = CrawlTask(
             host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
@@ -385,33 +444,40 @@ class PageWork:
         if pace.must_ask and not await self._may_start(entry, task):
             return Ending(None)
         self._board.begin(index)
-        url, hops = task.url, 0
+        answer, url, hops = None, task.url, 0
+        ttl_max_ms = self._settings.robots_ttl_ms
+        started = time.monotonic()
         try:
-            while True:
-                answer = await self._fetcher.fetch(
-                    url,
-                    body_max_bytes=2 * ROBOTS_MAX_BYTES,
-                    on_sent=self._on_sent(entry, task),
-                )
-                if answer.location is None:
-                    said = verdict_for_status(answer.status)
-                    break
+            answer = own = await self._fetch_robots_txt(url, self._on_sent(entry, task))
+            while answer.location is not None:
                 hops += 1
-                # RFC 9309 section 2.3.1.2 asks for five hops. One that leaves the host would be a fetch that no delay
-                # of that host knows of; its pages redirect there too, and are judged by the rules of that host.
-                if hops > 5 or split_url(answer.location)[0] != task.host:
-                    said = "allow"
+                if hops > 5:  # RFC 9309 section 2.3.1.2
                     break
                 url = answer.location
                 self._board.rest(index)
-                await _sleep_until(answer.ended_at + pace.delay_ms / 1000)
+                if split_url(url)[0] != task.host:
+                    visited = await self._visit_robots_txt(url, index)
+                    if visited is None:
+                        return self._unanswered(entry, task, "robots")
+                    answer = visited
+                    continue
+                await _sleep_until(own.ended_at + pace.delay_ms / 1000)
                 await self._lease_is_fresh()
                 self._board.begin(index)
+                answer = own = await self._fetch_robots_txt(url, None)
+            said = "allow" if answer.location is not None else verdict_for_status(answer.status)
         except FetchError as error:
+            if self._was_ours(error, started):
+                return Ending(None, is_begun=True)
             if error.is_unanswered or error.is_retryable:
-                return self._unanswered(entry, task, error.kind)
-            # A robots.txt that is endless, or whose redirect leads nowhere, is one that the host does not offer.
+                # Of another host that is down, its own must not be told: it may answer.
+                is_own = split_url(url)[0] == task.host
+                return self._unanswered(entry, task, error.kind if is_own else "robots")
+            # A robots.txt whose coding is broken, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
+            if isinstance(error, BlockedAddress):
+                # Its pages are refused as well. Not for a day: once `allow_private` opens the host, its rules count.
+                ttl_max_ms = min(ttl_max_ms, BLOCKED_ROBOTS_TTL_MS)
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
             if answer is not None:
@@ -421,9 +487,54 @@ class PageWork:
             return ending
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
-        detail = (text, self._settings.robots_ttl_ms, delay_ms)
+        control = None if answer is None else ", ".join(answer.headers.getall("Cache-Control", ()))
+        ttl_ms = verdict_ttl_ms(control, min(self._settings.robots_ttl_min_ms, ttl_max_ms), ttl_max_ms)
+        detail = (text, ttl_ms, delay_ms, KEPT_UNREACHABLE_MS if said == "parse" else KEPT_SPARE_MS)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
         return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
+
+    async def _fetch_robots_txt(self, url: str, on_sent: Callable[[], None] | None) -> Answer:
+        # One byte more than is read, by which it shows that the last line is not whole.
+        return await self._fetcher.fetch(url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
+
+    async def _visit_robots_txt(self, url: str, index: int) -> Answer | None:
+        """Ask another host than the task's, as politely as if its own turn had come; None when it cannot be asked now.
+
+        RFC 9309 section 2.3.1.2 wants redirects followed across hosts, and that host must not be hit out of turn.
+        """
+        host = split_url(url)[0]
+        frontier = self._crawl.of(host)
+        deadline = monotonic_ms() + VISIT_WAIT_MAX_MS
+        while True:
+            asked_ms = monotonic_ms()
+            try:
+                word, ms, reservation = await frontier.begin_visit(
+                    host,
+                    wait_max_ms=max(0, deadline - asked_ms),
+                    took_max_ms=2 * self._settings.timeout_ms + VISIT_MARGIN_MS,  # a stale connection is tried twice
+                )
+            except StoreUnavailable:
+                return None  # not raised: the task would go back as if its own host had not been asked
+            if word == "GO":
+                await _sleep_until((asked_ms + ms) / 1000)
+                await self._lease_is_fresh()
+                if monotonic_ms() - asked_ms <= ms + VISIT_MARGIN_MS:
+                    break
+                with contextlib.suppress(StoreError):
+                    await frontier.end_visit(host, reservation, since_end_ms=0)
+            elif word == "NO":
+                return None
+            else:
+                await asyncio.sleep(min(ms, VISIT_POLL_MS) / 1000)
+            if monotonic_ms() >= deadline:
+                return None
+        self._board.begin(index)
+        try:
+            return await self._fetch_robots_txt(url, None)
+        finally:
+            # Not told, the host is left alone a little longer.
+            with contextlib.suppress(StoreError):
+                await frontier.end_visit(host, reservation, since_end_ms=0)
 
     # -- endings
 
@@ -452,7 +563,7 @@ class PageWork:
     def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
         if error.is_unanswered:
-            if error.kind in SURE_KINDS:
+            if isinstance(error, SURE_ERRORS):
                 return self._unanswered(entry, task, error.kind)
             # A URL that always hangs must not look like a host that is down, nor the other way round: the script
             # knows how often the host failed in a row, and chooses.

@@ -1,8 +1,9 @@
 """From what a person typed, or a file of millions of lines, into the frontier.
 
-A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow` and
-`--deny` say: those are about links. Memory does not grow with the number of lines: `SeedLines` reads a block ahead at
-most, and `SeedLoop` has a few calls under way at most and waits while the crawl has too much to do already.
+A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow`,
+`--deny` and the rules about traps say: those are about links. Memory does not grow with the number of lines:
+`SeedLines` reads a block ahead at most, and `SeedLoop` has a few calls under way at most and waits while the crawl has
+too much to do already.
 
 Several commands may offer seeds to one crawl; the last of them closes it (feed.lua). Each is a feeder: it gives a sign
 four times a lease and leaves a cursor with it, behind which everything was accepted. Who offers the same file again
@@ -32,7 +33,7 @@ from msgspec.structs import replace
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
 from streamcrawl.rules.task import CrawlTask
-from streamcrawl.rules.urls import canonical_url, split_url
+from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url, without_credentials
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -410,6 +411,7 @@ class SeedLoop:
         self._seeds = seeds
         self._feeder = feeder or secrets.token_hex(8)
         self._lease_ms = settings.lease_ms
+        self._form = Canonicalizer.from_settings(settings)
         self._url_max_bytes = settings.url_max_bytes
         self._log = log
         self._patience = Patience("seeds", log)
@@ -730,7 +732,7 @@ class SeedLoop:
         if is_completed and not line.number:
             self._log(f"{line.text}: taken as {url}")
         self.read += 1
-        host, path = split_url(url)
+        host, path = split_url(self._form(url))
         return CrawlTask(host=host, path=path)
 
     async def _offer(self, frontier: Frontier, links: Links) -> int | None:
@@ -760,4 +762,5 @@ class SeedLoop:
 
 
 def _shown(text: str) -> str:
+    text = without_credentials(text)
     return repr(text if len(text) <= 100 else text[:97] + "...")

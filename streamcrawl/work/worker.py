@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import CrawlGone
+from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
@@ -21,6 +22,7 @@ from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.slots import Slots
+from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -66,7 +68,8 @@ async def run_worker(child: Child) -> None:
         gone.set()
         child.stop.set()
 
-    async with Fetcher(settings) as fetcher:
+    stalls = StallWatch()
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -74,6 +77,7 @@ async def run_worker(child: Child) -> None:
             fetcher,
             child.board,
             spec.sinks,
+            stalls=stalls,
             on_stuck=lambda: _be_replaced(child),
         )
 
@@ -120,6 +124,7 @@ async def run_worker(child: Child) -> None:
             if len(shards) > 1:
                 loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
         stopping = _start(_wait(child.stop), "stop")
+        watching = _start(stalls.run(), "StallWatch")
         try:
             await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
             # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
@@ -144,6 +149,7 @@ async def run_worker(child: Child) -> None:
                 raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
         finally:
             stopping.cancel()
+            watching.cancel()
 
 
 def _be_replaced(child: Child) -> None:

@@ -296,8 +296,18 @@ async def assert_complete(crawl: CrawlProcess, site: SiteProcess, *, others: Ite
     # By the final URL: a page behind a redirect of its own host is recorded under the URL of the redirect.
     recorded = Counter(record["final_url"] for record in crawl.records() if record["status"] == 200)
     assert {url: count for url, count in recorded.items() if count > 1} == {}
-    assert set(recorded) == site.expected_pages() | set(others)
+    expected = site.expected_pages() | set(others)
+    missing, extra = sorted(expected - set(recorded)), sorted(set(recorded) - expected)
+    assert (missing, extra) == ([], []), await dead_letters(crawl)
     await assert_at_rest(crawl)
+
+
+async def dead_letters(crawl: CrawlProcess) -> list[str]:
+    """Return the dead letters in words: what is missing is often among them."""
+    async with crawl.frontier() as frontier:
+        letters: Any = await frontier.client.xrange(frontier.keys.dead)
+    names = (b"host", b"task", b"reason", b"error")
+    return [" ".join(fields[name].decode() for name in names) for _, fields in letters]
 
 
 async def assert_at_rest(crawl: CrawlProcess) -> None:

@@ -55,3 +55,21 @@ def test_other_alphabets_in_path_and_file_name(command: Command, site: SiteProce
     result = command.run("crawl", site.url(1, "/tür zu?q=ä&r=1"), "--depth", "0", "-o", output)
     assert result.code == ExitCode.DONE
     assert [record["url"] for record in command.records(output)] == [site.url(1, "/t%C3%BCr%20zu?q=%C3%A4&r=1")]
+
+
+def test_form_of_urls_is_fixed_with_the_crawl(command: Command, site: SiteProcess) -> None:
+    seed, other = site.url(1, "/p/1?utm_source=a&b=2&a=1"), site.url(1, "/p/1?a=1&b=2&gclid=3")
+    first = command.run("crawl", seed, "--depth", "0", "--name", "s", "--drop-params", "tracking,ref", "--sort-query")
+    assert first.code == ExitCode.DONE, first.err
+    refused = command.run("crawl", seed, "--name", "s", "--drop-params", "ref")
+    assert refused.code == ExitCode.USAGE
+    assert 'exists with {"shards":1,"drop_params":["ref","tracking"],"sort_query":true}' in refused.err
+    assert "these cannot change; give the stored values, another --name, or --fresh" in refused.err
+    # Not given again it stays as it was, and in another order it is the same: the second seed is known.
+    for arguments in ((), ("--drop-params", "ref,tracking")):
+        again = command.run("crawl", other, "--depth", "0", "--name", "s", *arguments)
+        assert again.code == ExitCode.DONE, again.err
+    assert [record["url"] for record in command.records("s.jsonl")] == [site.url(1, "/p/1?a=1&b=2")]
+    fresh = command.run("crawl", other, "--depth", "0", "--name", "s", "--drop-params", "none", "--fresh")
+    assert fresh.code == ExitCode.DONE, fresh.err
+    assert [record["url"] for record in command.records("s.jsonl")] == [other]

@@ -40,6 +40,9 @@ def test_dead_letters_of_a_crawl_are_sent_again_and_removed(command: Command) ->
         assert command.pages() == {url for url in site.expected_pages() if not url.startswith(down)}
         count = len(letters())
         assert command.run("dead", "purge", "127.0.0.1", "--all").out == f"{count} removed for good\n"
+        # The host is given up all the same: what else leads to it would be buried too.
+        assert command.run("crawl", "--resume").code == ExitCode.WITH_DEAD_LETTERS
+        assert command.run("host", "set", "127.0.0.1", down, "--retry").code == ExitCode.DONE
         assert command.run("crawl", "--resume").code == ExitCode.DONE
 
 

@@ -156,7 +156,7 @@ def test_output_of_a_crawl_cannot_change_or_vanish_unnoticed(command: Command, s
     (command.folder / "a.jsonl").rename(command.folder / "away.jsonl")
     gone = command.run("crawl", "--resume")
     assert gone.code == ExitCode.USAGE
-    assert "it was cut or replaced. Put it back, or start over with --fresh\n" in gone.err
+    assert "were written and confirmed. Put it back, or start over with --fresh\n" in gone.err
     (command.folder / "away.jsonl").rename(command.folder / "a.jsonl")
     assert command.run("crawl", "--resume", "--max-pages", "1000").code == ExitCode.DONE
     assert command.pages("a.jsonl") == site.expected_pages(scope="host")

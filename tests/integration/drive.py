@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
+    from multidict import CIMultiDictProxy
+
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.supervisor import ChildProcess
 
@@ -42,6 +44,7 @@ OUTPUT: Final = "out"
 QUICK: Final[dict[str, Any]] = {
     "scope": "any",
     "obey_robots": False,
+    "allow_private": True,  # a run that goes on with a crawl has no seeds to be let in by
     "delay_ms": 0,
     "concurrency": 16,
     "timeout_ms": 10_000,
@@ -263,9 +266,12 @@ class Talker:
     def __init__(self, answers: dict[str, Callable[[int], Awaitable[web.StreamResponse]]]) -> None:
         self.answers = answers
         """By path and query: called with how often it was asked for before."""
-        self._asked: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
+        """By path and query: requests that came in."""
         self._runner: web.AppRunner
         self.requests: list[LoggedRequest] = []
+        self.headers: list[CIMultiDictProxy[str]] = []
+        """Of each request, in the order in which they came."""
         self.origin = ""
 
     async def __aenter__(self) -> Self:
@@ -284,8 +290,9 @@ class Talker:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         started = time.monotonic()
         path = request.path_qs
-        count = self._asked[path]
-        self._asked[path] += 1
+        self.headers.append(request.headers)
+        count = self.asked[path]
+        self.asked[path] += 1
         answer = self.answers.get(path)
         response = web.Response(status=404) if answer is None else await answer(count)
         self.requests.append(LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status))

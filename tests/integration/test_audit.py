@@ -191,6 +191,10 @@ async def _give_up_by_hand(lab: Lab) -> None:
         (_close_on_feeders, ["closed, and 1 feeders have not offered all"]),
         (lambda lab: lab.client.hset(lab.keys.feeders, "f", "x"), ["feeders: the row of f cannot be read"]),
         (lambda lab: lab.client.srem(CRAWLS, lab.keys.crawl), ["nothing lists this crawl"]),
+        (
+            lambda lab: lab.client.hset(lab.keys.totals, "links.typo", 1),
+            ["links.typo is no reason to leave a link out"],
+        ),
     ],
 )
 async def test_damage_is_named(open_lab: OpenLab, crawl_name: str, damage: Damage, parts: list[str]) -> None:

@@ -87,6 +87,12 @@ async def start(lab: Lab) -> None:
     assert (await lab.frontier.put_back(FETCH_STREAM, "w1", is_crash=False)) == len(HOSTS)
 
 
+async def visit(lab: Lab) -> None:
+    word, _, reservation = await lab.frontier.begin_visit("http://v.example", wait_max_ms=0, took_max_ms=0)
+    assert word == "GO"
+    await lab.frontier.end_visit("http://v.example", reservation, since_end_ms=0)
+
+
 async def commit(lab: Lab) -> None:
     done, retried, unanswered = await lab.take("w1")
     found = links("http://d.example/1", "http://a.example/new")
@@ -211,6 +217,7 @@ CALLS: Final[tuple[Call, ...]] = (
         beat,
         dispatch,
         start,
+        visit,
         commit,
         due,
         hand_back,

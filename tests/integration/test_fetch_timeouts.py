@@ -59,7 +59,7 @@ def site() -> Iterator[SiteProcess]:
 async def test_one_limit_alone_ends_the_fetch(site: SiteProcess, limit: str, fault: str) -> None:
     limits = dict.fromkeys(LIMITS, FAR_MS) | {limit: NEAR_MS}
     with host_that_lets_nobody_in() as closed:
-        async with Fetcher(make_settings(name="fetcher", **limits)) as fetcher, asyncio.timeout(30):
+        async with Fetcher(make_settings(name="fetcher", allow_private=True, **limits)) as fetcher, asyncio.timeout(30):
             with pytest.raises(FetchTimeout) as caught:
                 await fetcher.fetch(site.url(1, f"/fault/{fault}") if fault else closed)
     assert caught.value.is_unanswered is (fault != "slow_drip")

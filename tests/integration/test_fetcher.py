@@ -9,11 +9,15 @@ import tracemalloc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamcrawl.errors import (
     BadRedirect,
     BodyTooLarge,
+    BodyTooSlow,
     ConnectError,
     Disconnected,
     DnsError,
@@ -22,6 +26,7 @@ from streamcrawl.errors import (
     ProtocolError,
     TlsError,
 )
+from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import Settings, make_settings
 from streamcrawl.web.fetcher import READ_BUFFER_BYTES, Fetcher
 from tests.site.server import SiteProcess, SiteSpec
@@ -37,6 +42,7 @@ MEBIBYTE = 1024 * 1024
 def settings(**changes: Any) -> Settings:
     values = {
         "name": "fetcher",
+        "allow_private": True,
         "timeout_ms": 5000,
         "connect_timeout_ms": 1000,
         "read_timeout_ms": 500,
@@ -139,6 +145,31 @@ async def test_the_url_goes_on_the_wire_byte_for_byte(fetcher: Fetcher, target: 
         assert server.heads[0].startswith(f"GET {expected} HTTP/1.1\r\n".encode())
 
 
+ODD = st.sampled_from(
+    ["%", "%2", "%2f", "%2F", "%zz", "%25", "%00", "%0d%0a", "+", " ", "\t", "é", "€", "😀", "\ud800", "\x7f", "\x00",
+     '"', "<", ">", "\\", "^", "`", "{", "|", "}", "[", "]", "'", "~", "/", "//", ".", "..", "%2e", "%2E%2e", ";", "=",
+     "&", ":", "@", ",", "$", "!", "*", "(", ")", "?", "#"]
+)  # fmt: skip
+ODD_TEXT = st.lists(ODD | st.text(max_size=3), max_size=12).map("".join)
+
+
+@given(st.lists(st.tuples(ODD_TEXT, ODD_TEXT), min_size=20, max_size=40))
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_any_canonical_url_goes_on_the_wire_byte_for_byte(pairs: list[tuple[str, str]]) -> None:
+    async def fetch_all() -> None:
+        async with raw_server(lambda *_: ok()) as server, Fetcher(settings()) as fetcher:
+            for path, query in pairs:
+                url = canonical_url(f"{server.origin}/{path}?{query}")
+                assert url is not None
+                server.heads.clear()
+                await fetcher.fetch(url)
+                [head] = server.heads
+                assert head.startswith(b"GET " + split_url(url)[1].encode("ascii") + b" HTTP/1.1\r\n")
+                assert head.count(b"\r\nHost: %b\r\n" % server.origin.removeprefix("http://").encode()) == 1
+
+    asyncio.run(fetch_all())
+
+
 async def test_headers_say_who_we_are_and_what_we_can_decode(fetcher: Fetcher) -> None:
     async with raw_server(lambda *_: ok(headers=b"Set-Cookie: tracked=1; Path=/\r\n")) as server:
         for _ in range(2):
@@ -146,7 +177,7 @@ async def test_headers_say_who_we_are_and_what_we_can_decode(fetcher: Fetcher) -
         names = [line.partition(b":")[0].lower() for line in server.heads[1].splitlines()[1:] if line]
         assert sorted(names) == [b"accept", b"accept-encoding", b"host", b"user-agent", b"x-extra"]
         assert b"User-Agent: streamcrawl-tests/1.0\r\n" in server.heads[1]
-        assert b"Accept-Encoding: gzip, deflate, br\r\n" in server.heads[1]
+        assert b"Accept-Encoding: gzip, deflate, br, zstd\r\n" in server.heads[1]
 
 
 async def test_referrer_is_sent_but_never_from_https_to_http(fetcher: Fetcher) -> None:
@@ -171,6 +202,27 @@ async def test_what_is_no_http_url_is_refused_and_not_retried(fetcher: Fetcher, 
     error = await failure(fetcher.fetch(url))
     assert isinstance(error, ProtocolError)
     assert not error.is_retryable
+
+
+async def test_headers_of_a_host_go_to_it_and_to_no_other() -> None:
+    async with raw_server(lambda *_: ok()) as here, raw_server(lambda *_: ok()) as there:
+        place = here.origin.removeprefix("http://")
+        given = settings(
+            headers=(f"{place}: X-Key: hunter2", f"{place}: accept: text/plain"), auth=(f"{here.origin}: me:p",)
+        )
+        async with Fetcher(given) as fetcher:
+            for server in (here, there):
+                await fetcher.fetch(server.origin + "/", headers={"X-Extra": "1", "Accept": "*/*"})
+            fetcher.apply(settings())
+            await fetcher.fetch(here.origin + "/")
+        assert b"X-Key: hunter2\r\n" in here.heads[0]
+        assert b"Authorization: Basic bWU6cA==\r\n" in here.heads[0]
+        assert b"accept: text/plain\r\n" in here.heads[0]
+        assert here.heads[0].lower().count(b"\r\naccept:") == 1
+        assert b"X-Extra: 1\r\n" in here.heads[0]
+        for head in (there.heads[0], here.heads[1]):
+            assert b"X-Key" not in head
+            assert b"Authorization" not in head
 
 
 # -- what comes back
@@ -341,7 +393,7 @@ async def test_a_port_that_does_not_speak_tls_is_a_tls_error(fetcher: Fetcher) -
 
 
 async def test_the_total_limit_ends_a_body_that_drips(site: SiteProcess) -> None:
-    async with Fetcher(settings(timeout_ms=700)) as fetcher:
+    async with Fetcher(settings(timeout_ms=700, rate_min_bytes=0)) as fetcher:
         error = await failure(fetcher.fetch(site.url(1, "/fault/slow_drip")))
     assert (type(error), error.is_unanswered) == (FetchTimeout, False)
     assert str(error) == "not finished within the time limit"
@@ -400,6 +452,100 @@ async def test_a_bomb_is_not_inflated_beyond_the_cap(fetcher: Fetcher, site: Sit
     assert isinstance(error, BodyTooLarge)
     # Three buffers beyond the cap, and the copies that aiohttp makes of a buffer on its way.
     assert peak < BODY_MAX + 12 * READ_BUFFER_BYTES
+
+
+# -- slowness
+
+
+async def test_a_body_that_drips_is_given_up_after_a_third_of_the_limit(site: SiteProcess) -> None:
+    async with Fetcher(settings(timeout_ms=6000, rate_min_bytes=1000)) as fetcher:
+        error = await failure(fetcher.fetch(site.url(1, "/fault/slow_drip")))
+        assert (type(error), error.kind, error.is_unanswered) == (BodyTooSlow, "body_too_slow", False)
+        fetcher.apply(settings(timeout_ms=600, rate_min_bytes=1))
+        assert type(await failure(fetcher.fetch(site.url(1, "/fault/slow_drip")))) is FetchTimeout
+
+
+# -- more than the answer
+
+POISON = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
+
+
+@pytest.mark.parametrize(
+    ("start", "status", "body"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 54\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", 304, b""),
+        (ok(b"hello"), 200, b"hello"),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" + ok(b"hello"), 200, b"hello"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, b"hello"),
+    ],
+)
+@pytest.mark.parametrize("surplus", [b"words", POISON, b"\r\n\r\n"])
+async def test_bytes_beyond_an_answer_are_no_answer(
+    fetcher: Fetcher, start: bytes, status: int, body: bytes, surplus: bytes
+) -> None:
+    async with raw_server(lambda server, _: start + surplus if len(server.heads) % 2 else ok(b"right")) as server:
+        for _ in range(3):
+            answer = await fetcher.fetch(server.origin + "/")
+            assert (answer.status, answer.body) == (status, body)
+            assert (await fetcher.fetch(server.origin + "/")).body == b"right"
+
+
+async def test_bytes_that_come_later_than_their_answer_are_no_answer_either(fetcher: Fetcher) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ok(b"right"))
+        await was_read.wait()
+        writer.write(POISON)
+        assert await reader.read() == b""  # the client closes
+        is_closed.set()
+        writer.close()
+
+    was_read, is_closed = asyncio.Event(), asyncio.Event()
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
+        assert (await fetcher.fetch(url)).body == b"right"
+        was_read.set()
+        async with asyncio.timeout(10):
+            await is_closed.wait()
+        assert (await fetcher.fetch(url)).body == b"right"
+
+
+@pytest.mark.parametrize("count", [1, 100, 101])
+async def test_answers_of_1xx_are_counted(fetcher: Fetcher, count: int) -> None:
+    async with raw_server(lambda *_: b"HTTP/1.1 102 Processing\r\n\r\n" * count + ok()) as server:
+        for _ in range(2):
+            if count <= 100:
+                assert (await fetcher.fetch(server.origin + "/")).body == b"hello"
+            else:
+                error = await failure(fetcher.fetch(server.origin + "/"))
+                assert (type(error), error.is_unanswered) == (ProtocolError, False)
+
+
+@pytest.mark.parametrize(
+    "name", ["extension_endless", "informed_endless", "trailers_endless", "head_endless", "big_gzip"]
+)
+async def test_what_never_ends_is_cut_off_by_its_size(site: SiteProcess, name: str) -> None:
+    async with Fetcher(settings(timeout_ms=60_000, read_timeout_ms=60_000)) as fetcher:
+        error = await failure(fetcher.fetch(site.url(1, f"/fault/{name}")))
+        assert (type(error), error.is_unanswered) == (ProtocolError, False)
+
+
+async def test_a_head_in_pieces_is_a_head(fetcher: Fetcher) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for byte in b"HTTP/1.1 103 Hints\r\n\r\n" + ok(b"hello"):
+            writer.write(bytes((byte,)))
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        answer = await fetcher.fetch(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/")
+        assert answer.body == b"hello"
 
 
 # -- connections

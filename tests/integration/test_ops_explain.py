@@ -121,6 +121,24 @@ async def test_scope_that_keeps_it_out_is_named(redis_client: Redis, crawl_name:
     assert (await asked(operated, "http://b.test/y")).out_of_scope == ""
 
 
+async def test_trap_that_a_link_is_taken_for_is_named(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    found = await asked(operated, f"{A}/a/b/a/b/a/b")
+    assert found.left_out == "trap_repetition: the limit is the setting repeats_max"
+    assert found.verdict() == "never seen, and taken for a trap: a link to it is not followed"
+    assert any(line.split()[:2] == ["trap", "trap_repetition:"] for line in explanation_lines(found))
+    # As a seed it is fetched all the same.
+    await operated.offer([f"{A}/a/b/a/b/a/b"])
+    assert (await asked(operated, f"{A}/a/b/a/b/a/b")).found.place == "queued"
+
+
+async def test_url_is_looked_for_in_the_form_of_the_crawl(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, drop_params=("tracking",), sort_query=True)
+    await operated.offer([f"{A}/x?a=1&b=2"])
+    found = await asked(operated, f"{A}/x?utm_source=mail&b=2&a=1")
+    assert (found.url, found.found.place) == (f"{A}/x?a=1&b=2", "queued")
+
+
 async def test_bound_that_was_reached_is_said(
     redis_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

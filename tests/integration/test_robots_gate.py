@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from aiohttp import web
 
-from tests.integration.drive import CrawlRun, Talker, by_host, crawling, html, plain, until
+from streamcrawl.rules.robots_rules import BODY_MAX_BYTES
+from tests.integration.drive import CrawlRun, Talker, by_host, crawling, html, overlap_max, plain, until, violations
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from tests.redis_server import RedisServer
 
 ROBOTS: Final = "/robots.txt"
@@ -119,3 +125,194 @@ async def test_verdict_that_is_too_old_is_fetched_again(redis_server: RedisServe
             assert (await run.totals())["page.done"] == 15
         robots = [request for request in site.requests() if request.path == ROBOTS]
         assert all(after.start_ms - before.end_ms >= 1000 for before, after in pairwise(robots))
+
+
+def robots(*bodies: str | int, **headers: str) -> Callable[[int], Awaitable[web.StreamResponse]]:
+    """Return an answer that is one text (or status) after the other, the last for ever."""
+
+    async def answer(count: int) -> web.StreamResponse:
+        body = bodies[min(count, len(bodies) - 1)]
+        if isinstance(body, int):
+            return web.Response(status=body)
+        return web.Response(text=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    return answer
+
+
+async def test_a_hundred_slots_of_many_processes_ask_once(redis_server: RedisServer, crawl_name: str) -> None:
+    async def slow(_: int) -> web.StreamResponse:
+        await asyncio.sleep(0.5)  # so long that every slot comes by meanwhile
+        return web.Response(text="User-agent: *\nDisallow: /p/9\n")
+
+    pages = {f"/p/{number}": html() for number in range(120)}
+    async with Talker({ROBOTS: slow, **pages}) as talker:
+        values: dict[str, Any] = {"obey_robots": True, "processes": 5, "concurrency": 20, "host_concurrency": 100}
+        seeds = [talker.origin + path for path in pages]
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+            assert (await run.totals())["page.dropped.robots"] == 11
+        paths = Counter(request.path for request in talker.requests)
+        assert paths == Counter([ROBOTS, *(path for path in pages if not path.startswith("/p/9"))])
+        assert talker.requests[0].path == ROBOTS
+
+
+async def test_cache_control_shortens_how_long_a_verdict_holds(redis_server: RedisServer, crawl_name: str) -> None:
+    pages = {f"/{number}": html() for number in range(12)}
+    answer = robots("User-agent: *\nDisallow: /x\n", Cache_Control="public, max-age=1")
+    async with Talker({ROBOTS: answer, **pages}) as talker:
+        values: dict[str, Any] = {"obey_robots": True, "robots_ttl_min_ms": 1000, "delay_ms": 200}
+        seeds = [talker.origin + path for path in pages]
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+        asked = [request for request in talker.requests if request.path == ROBOTS]
+        assert len(asked) >= 2
+        assert all(after.start_ms - before.end_ms >= 1000 for before, after in pairwise(asked))
+
+
+@pytest.mark.parametrize("failure", [503, 429])
+async def test_last_good_copy_holds_while_no_other_can_be_had(
+    redis_server: RedisServer, crawl_name: str, failure: int
+) -> None:
+    pages = {f"/{number}": html() for number in range(9)}
+    answers = {ROBOTS: robots("User-agent: *\nDisallow: /7\n", failure, Cache_Control="no-cache"), **pages}
+    async with Talker(answers) as talker:
+        values: dict[str, Any] = GIVING_UP | {"robots_ttl_min_ms": 1000, "delay_ms": 250}
+        seeds = [talker.origin + path for path in pages]
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+            totals = await run.totals()
+            assert (totals["page.done"], totals["page.dropped.robots"], totals.get("page.dead", 0)) == (8, 1, 0)
+            assert (totals["robots.done"], totals["robots.dropped.old_copy"]) == (1, 1)
+        paths = Counter(request.path for request in talker.requests)
+        assert (paths[ROBOTS], paths["/7"]) == (2, 0)
+
+
+async def test_robots_txt_that_was_there_before_and_is_gone_allows_everything(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    pages = {f"/{number}": html() for number in range(9)}
+    answers = {ROBOTS: robots("User-agent: *\nDisallow: /8\n", 404, Cache_Control="no-store"), **pages}
+    async with Talker(answers) as talker:
+        values: dict[str, Any] = {"obey_robots": True, "robots_ttl_min_ms": 1000, "delay_ms": 250}
+        seeds = [talker.origin + path for path in pages]
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            await until(lambda: any(request.path == ROBOTS for request in talker.requests[1:]), "the second robots.txt")
+            assert await run.word() == "ENDED"
+            await run.check()
+            assert (await run.totals())["robots.done"] == 2
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_of_a_long_robots_txt_the_first_500_kib_are_read(
+    redis_server: RedisServer, crawl_name: str, coding: str
+) -> None:
+    line = "# nothing to see here\n"
+    text = "User-agent: *\nDisallow: /in\n" + line * (2 * BODY_MAX_BYTES // len(line)) + "Disallow: /out\n"
+
+    async def long(_: int) -> web.StreamResponse:
+        body = gzip.compress(text.encode()) if coding == "gzip" else text.encode()
+        return web.Response(body=body, headers={"Content-Encoding": coding} if coding == "gzip" else {})
+
+    async with Talker({ROBOTS: long, "/in": html(), "/out": html()}) as talker:
+        seeds = [f"{talker.origin}/in", f"{talker.origin}/out"]
+        async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+        assert [request.path for request in talker.requests] == [ROBOTS, "/out"]
+
+
+async def test_of_an_endless_robots_txt_the_beginning_is_read(redis_server: RedisServer, crawl_name: str) -> None:
+    async def endless(request: int) -> web.StreamResponse:
+        return web.Response(body=lines(), content_type="text/plain")
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"User-agent: *\nDisallow: /in\n"
+        while True:
+            yield b"# more\n" * 10_000
+
+    async with Talker({ROBOTS: endless, "/in": html(), "/out": html()}) as talker:
+        seeds = [f"{talker.origin}/in", f"{talker.origin}/out"]
+        async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True) as run:
+            assert await run.word() == "ENDED"
+        assert {request.path for request in talker.requests} - {ROBOTS} == {"/out"}
+
+
+async def test_five_redirects_of_robots_txt_are_followed_and_no_sixth(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    def chain(hops: int) -> dict[str, Any]:
+        hopping = {f"/r{hop}": html(status=301, Location=f"/r{hop + 1}") for hop in range(1, hops)}
+        first = {ROBOTS: html(status=301, Location="/r1")}
+        return first | hopping | {f"/r{hops}": plain("User-agent: *\nDisallow: /x\n"), "/x": html()}
+
+    async with Talker(chain(5)) as near, Talker(chain(6)) as far:
+        seeds = [f"{near.origin}/x", f"{far.origin}/x"]
+        async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True, delay_ms=50) as run:
+            assert await run.word() == "ENDED"
+            await run.check()
+        assert [request.path for request in near.requests] == [ROBOTS, "/r1", "/r2", "/r3", "/r4", "/r5"]
+        assert [request.path for request in far.requests] == [ROBOTS, "/r1", "/r2", "/r3", "/r4", "/r5", "/x"]
+
+
+async def test_bytes_that_are_no_text_are_compared_as_bytes(redis_server: RedisServer, crawl_name: str) -> None:
+    async def latin(_: int) -> web.StreamResponse:
+        return web.Response(body=b"User-agent: *\nDisallow: /caf\xe9\n")
+
+    async with Talker({ROBOTS: latin, "/caf%E9": html(), "/caf%C3%A9": html()}) as talker:
+        seeds = [f"{talker.origin}/caf%E9", f"{talker.origin}/caf%C3%A9"]
+        async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True) as run:
+            assert await run.word() == "ENDED"
+            assert (await run.totals())["page.dropped.robots"] == 1
+        assert len(talker.requests) == 2
+
+
+async def test_redirect_to_another_host_is_followed_in_that_hosts_turn(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    async with Talker({ROBOTS: plain("User-agent: *\nDisallow: /no\n"), "/no": html()}) as other:
+        for number in range(8):
+            other.answers[f"/{number}"] = html()
+        moved = html(status=301, Location=f"{other.origin}/robots.txt")
+        async with Talker({ROBOTS: moved, "/no": html(), "/yes": html()}) as one:
+            seeds = [f"{one.origin}/no", f"{one.origin}/yes", *(f"{other.origin}/{number}" for number in range(8))]
+            async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True, delay_ms=100) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                totals = await run.totals()
+                assert (totals["page.done"], totals["page.dropped.robots"], totals["robots.done"]) == (9, 1, 2)
+            assert [request.path for request in one.requests] == [ROBOTS, "/yes"]
+            # Once for itself and once for the other, and never two at a time or before its delay.
+            assert Counter(request.path for request in other.requests)[ROBOTS] == 2
+            assert violations(other.requests, cap=1, delay_ms=100) == []
+
+
+async def test_redirect_to_a_host_that_is_busy_makes_room(redis_server: RedisServer, crawl_name: str) -> None:
+    async def slow(_: int) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.Response(text="x")
+
+    pages = {f"/{number}": slow for number in range(60)}
+    async with Talker({ROBOTS: plain("User-agent: *\nDisallow: /no\n"), **pages}) as other:
+        moved = html(status=302, Location=f"{other.origin}/robots.txt")
+        async with Talker({ROBOTS: moved, "/no": html()}) as one:
+            seeds = [*(other.origin + path for path in pages), f"{one.origin}/no"]
+            async with crawling(redis_server.url, crawl_name, seeds, obey_robots=True) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                assert (await run.totals())["page.dropped.robots"] == 1
+            assert overlap_max(other.requests) == 1
+
+
+async def test_redirect_to_a_host_that_does_not_answer_is_no_permission(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    with SiteProcess(SiteSpec(hosts=2, refusing_hosts=(2,))) as site:
+        async with Talker({ROBOTS: html(status=302, Location=site.url(2, ROBOTS)), "/": html()}) as one:
+            async with crawling(redis_server.url, crawl_name, [one.origin], **GIVING_UP) as run:
+                assert await run.word() == "ENDED"
+                await run.check()
+                assert (await run.totals()).get("page.done", 0) == 0
+            assert {request.path for request in one.requests} == {ROBOTS}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streamcrawl.settings import make_settings
+from streamcrawl.settings import Given, make_settings
 from streamcrawl.store.connection import connect
-from streamcrawl.store.shards import open_crawl, shard_of
+from streamcrawl.store.shards import identity_in, join_crawl, open_crawl, shard_of
+from streamcrawl.store.tuning import tune
 from streamcrawl.work.tuning import TuningLoop
 from tests.integration.drive import QUICK, Talker, crawling, html, kill_children, records, until
 from tests.integration.snapshot import wait_until
@@ -17,6 +18,8 @@ from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from redis.asyncio import Redis
 
     from streamcrawl.store.frontier import Mind
     from tests.redis_server import RedisServer
@@ -30,6 +33,28 @@ def test_hosts_of_one_domain_lie_in_one_shard_and_the_others_are_spread() -> Non
     assert shard_of("https://example.org", 1) == 0
     # Another place in another version would lose what lies in Redis.
     assert [shard_of(f"https://{name}", 8) for name in ("example.org", "127.0.0.1", "localhost")] == [5, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (None, {"shards": 1}),
+        ("{", {"shards": 1}),
+        ('{"shards":3}', {"shards": 3}),
+        ('{"shards":2,"drop_params":["a"],"of_a_newer_version":1}', {"shards": 2, "drop_params": ("a",)}),
+    ],
+)
+def test_identity_is_read_as_far_as_this_version_knows_it(stored: str | None, expected: dict[str, object]) -> None:
+    assert identity_in(stored) == expected
+
+
+async def test_identity_stays_whatever_else_is_changed(redis_client: Redis, crawl_name: str) -> None:
+    # Without it a worker that followed a change would give URLs another form than those before.
+    settings = make_settings(crawl_name, {"shards": 2, "drop_params": ("tracking",), "sort_query": True})
+    await open_crawl(redis_client, settings)
+    crawl = await join_crawl(redis_client, crawl_name)
+    _, tuned = await tune(crawl, crawl_name, {"delay_ms": Given(7, "test")})
+    assert (tuned.delay_ms, tuned.identity()) == (7, settings.identity())
 
 
 def assert_each_once(output: Path, site: SiteProcess) -> None:

@@ -56,7 +56,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     lab = await open_lab(sinks=[SINK], host_concurrency=5)
     await lab.offer(*(f"{HOST}/{n}" for n in range(10)))
     held = await lab.take()
-    await lab.end(held[0], items=(SINK, "{}"))
+    await lab.end(held[0], items=(SINK, "{}"), left_out={"depth": 2, "trap_calendar": 30})
     await lab.end(held[1], Outcome.RETRY)
     await lab.end(held[2], Outcome.DROPPED)
     await lab.end(held[3], Outcome.DEAD)
@@ -69,6 +69,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     }  # fmt: skip
     assert status.by_reason("dead") == {"http": 1}
     assert status.by_reason("dropped") == {"robots": 1}
+    assert status.links_left_out() == {"trap_calendar": 30, "depth": 2}
     assert (status.streamed, status.pending, status.hosts_scheduled, status.seen, status.slots) == (1, 1, 1, 10, 8)
     assert (status.seeds_left, status.version) == (7, 1)
     assert status.dead_letters == 1
@@ -95,6 +96,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     document = json.loads(json.dumps(status.as_json()))
     assert document["dead_by_reason"] == {"http": 1}
     assert document["totals"]["page.queued"] == 5
+    assert document["links_left_out"] == {"trap_calendar": 30, "depth": 2}
     assert document["pages_per_s"] is None
 
 

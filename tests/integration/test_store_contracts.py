@@ -344,6 +344,61 @@ async def start_lease_lost(open_lab: OpenLab) -> None:
     assert await lab.changes(ask(lab, one)) == (("LEASE_LOST", 0), {})
 
 
+# -- visit
+
+
+@case("visit", "GO")
+async def visit_go(open_lab: OpenLab) -> None:
+    lab = await open_lab(delay_ms=1000)
+    answer, changed = await lab.changes(lab.frontier.begin_visit(B, wait_max_ms=0, took_max_ms=5000))
+    word, wait_ms, reservation = answer
+    assert (word, wait_ms, reservation) == ("GO", 0, near(await lab.now() + 6001))
+    assert changed == {f"host:{B}": {"due": (None, reservation)}}
+    # Nothing of the host is started meanwhile, and if its end is never told, after it must be over.
+    await lab.offer(f"{B}/")
+    assert await lab.frontier.dispatch(5) == Dispatched(0, near(6001), "OK")
+    await lab.let_pass(6001)
+    assert (await lab.frontier.dispatch(5)).moved == 1
+
+
+@case("visit", "OK")
+async def visit_ended(open_lab: OpenLab) -> None:
+    lab = await open_lab(delay_ms=1000)
+    await lab.frontier.set_host(A, cap=2)
+    for host, fields in ((B, {"due"}), (A, {"due", "start_due"})):
+        _, _, reservation = await lab.frontier.begin_visit(host, wait_max_ms=0, took_max_ms=5000)
+        _, changed = await lab.changes(lab.frontier.end_visit(host, reservation, since_end_ms=200))
+        now = await lab.now()
+        assert changed == {f"host:{host}": dict.fromkeys(fields, (reservation, near(now + 801)))}
+        assert (await lab.changes(lab.frontier.end_visit(host, reservation, since_end_ms=0)))[1] == {}
+        # The next one waits for the delay, before it is told to go.
+        answer = await lab.frontier.begin_visit(host, wait_max_ms=1000, took_max_ms=0)
+        assert answer == ("GO", near(801, 801), near(now + 1802))
+
+
+@case("visit", "WAIT")
+async def visit_wait(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{B}/1", f"{B}/2")
+    [held] = await lab.take()
+    answer, changed = await lab.changes(lab.frontier.begin_visit(B, wait_max_ms=5000, took_max_ms=5000))
+    assert answer == ("WAIT", 100, 0)
+    assert changed[f"host:{B}"]["due"][1] == near(await lab.now() + 1000)
+    # Room is made for it, though the host has no delay: the next page is not started when this one ends.
+    await lab.end(held)
+    assert (await lab.frontier.dispatch(5)).moved == 0
+    assert await lab.frontier.begin_visit(B, wait_max_ms=0, took_max_ms=5000) == ("WAIT", near(1000), 0)
+    assert (await lab.frontier.begin_visit(B, wait_max_ms=5000, took_max_ms=5000))[0] == "GO"
+
+
+@case("visit", "NO")
+async def visit_no(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{B}/")
+    await lab.frontier.set_host(B, blocked=1)
+    assert await lab.changes(lab.frontier.begin_visit(B, wait_max_ms=5000, took_max_ms=5000)) == (("NO", 0, 0), {})
+
+
 # -- commit
 
 
@@ -388,6 +443,22 @@ async def commit_done(open_lab: OpenLab) -> None:
     }
 
 
+async def test_commit_counts_links_that_are_left_out(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 3))
+    [held] = await lab.take()
+    commit = lab.commit_of(held, left_out={"trap_query": 2, "depth": 7})
+    committed, changed = await lab.changes(lab.commit(commit, commit))
+    assert committed.words == ["DONE", "LEASE_LOST"]
+    counted = {name: count for name, count in changed["totals"].items() if name.startswith("links.")}
+    assert counted == {"links.trap_query": (None, 2), "links.depth": (None, 7)}
+    # A worker of the version before says nothing of them.
+    [held] = await lab.take()
+    packed = msgspec.msgpack.decode(lab.commit_of(held).pack())
+    older = msgspec.msgpack.encode(packed[:10])
+    assert (await lab.frontier.commit("w1", [older], 0)).words == ["DONE"]
+
+
 @case("commit", "LEASE_LOST")
 async def commit_lease_lost(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
@@ -411,6 +482,10 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
         lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+        lab.commit_of(held, left_out={"Trap": 1}),
+        lab.commit_of(held, left_out={"x" * 33: 1}),
+        lab.commit_of(held, left_out={"depth": -1}),
+        lab.commit_of(held, left_out=dict.fromkeys("abcdefghijklmnopq", 1)),
     ):
         committed, changed = await lab.changes(lab.commit(broken))
         assert (committed.words, changed) == (["INVALID"], {})
@@ -1259,6 +1334,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
     "sink_open": ("out", "s9", 1000, 5),
     "start": (FENCE, A, 100, 0),
+    "visit": (A, "begin", 0, 100),
     "upgrade": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["cap", "2"]), 0),
     "tune": (2, "{}", msgspec.msgpack.encode(["cap", "2"])),
 }

@@ -288,6 +288,40 @@ async def test_a_stale_verdict_is_asked_for_again(open_lab: OpenLab) -> None:
     assert page.task.kind is Kind.PAGE
 
 
+@pytest.mark.parametrize("reason", ["robots", "connect"])
+async def test_an_old_verdict_holds_while_no_other_can_be_had(open_lab: OpenLab, reason: str) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 3))
+    [robots] = await lab.take()
+    await lab.end(robots, detail=("old", 1000, 0, 30 * 86_400_000))
+    await lab.let_pass(1001)
+    [robots] = await lab.take()
+    await lab.end(robots, Outcome.UNANSWERED, detail=("0", robots.stored, reason, 1000, 1000, 1000))
+    # A host that answers is not held back for it; one that does not is, as for any other task.
+    assert bool((await lab.snapshot()).get("failing")) is (reason == "connect")
+    await lab.let_pass(1001)
+    [page] = await lab.take()
+    assert page.task.kind is Kind.PAGE
+    await lab.end(page)
+    assert await lab.frontier.robots(A) == b"old"
+    assert (await lab.totals())["robots.dropped.old_copy"] == 1
+    await lab.let_pass(600_000)
+    assert robots_of(await lab.take()) == [A]
+
+
+async def test_a_verdict_that_is_not_to_be_kept_holds_no_longer(open_lab: OpenLab) -> None:
+    lab = await open_lab(obey_robots=True)
+    await lab.offer(*urls("a.test", 3))
+    [robots] = await lab.take()
+    await lab.end(robots, detail=("none", 1000, 0))
+    await lab.client.pexpire(lab.keys.robots(A), 3_600_000)
+    await lab.let_pass(1001)
+    [robots] = await lab.take()
+    await lab.end(robots, Outcome.UNANSWERED, detail=("0", robots.stored, "robots", 1000, 1000, 1000))
+    await lab.let_pass(1001)
+    assert robots_of(await lab.take()) == [A]
+
+
 async def test_a_worker_without_a_verdict_has_it_asked_for_again(open_lab: OpenLab) -> None:
     lab = await open_lab(obey_robots=True, host_concurrency=3)
     await lab.offer(*urls("a.test", 5))

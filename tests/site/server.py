@@ -14,27 +14,24 @@ From a test: `with SiteProcess(SiteSpec(hosts=3)) as site: ... site.seed_url ...
 | `/fault/reset` | a TCP reset before the answer |
 | `/fault/reset_mid` | a reset in the middle of the body |
 | `/fault/truncated` | a close in the middle of the body |
-| `/fault/bomb` | 1 GiB of zeros in a gzip body of 1 MB |
-| `/fault/big` | a body that never ends |
+| `/fault/hang_in_body` | a head, and nothing then |
+| `/fault/big`, `big_gzip` | a body that never ends; the same of empty gzip members |
 | `/fault/slow_drip` | one byte of the body every 50 ms, for minutes |
+| `/fault/head_drip` | the same with the head |
+| `/fault/head_endless`, `informed_endless` | header lines, 1xx answers without end |
+| `/fault/trailers_endless`, `extension_endless` | trailers, the extension of a chunk without end |
 | `/fault/redirect_loop` | 302 to itself, by way of `/fault/redirect_loop?back` |
 | `/fault/redirect_many` | 302 to `?n=1`, `?n=2`, … without end |
 | `/fault/redirect_none` | 302 without a Location |
 | `/fault/redirect_bad` | 302 to what is no URL |
 | `/fault/redirect_latin1` | 302 to a path with a byte that is no UTF-8 |
+| `/fault/redirect_bomb` | 302 with a body that inflates to 1 GiB |
 | `/fault/redirect_<code>` | that status, to `/p/0` |
-| `/fault/bad_status_line` | something that is not HTTP |
-| `/fault/bad_encoding` | claims gzip and is not |
-| `/fault/bad_chunk` | a chunked body whose second chunk has no size |
-| `/fault/no_length` | a body that ends with the connection |
-| `/fault/gzip`, `/fault/deflate`, `/fault/br` | page 0 in that content coding |
-| `/fault/chunked` | page 0 in chunks |
-| `/fault/latin1` | a page in ISO-8859-1 that says so in its header only |
-| `/fault/big_header` | a page with a header of 100 kB |
 | `/fault/links_<n>` | a page with `n` links |
 | `/fault/bytes_<n>` | a plain text of `n` bytes |
 | `/fault/status_<code>` | that status |
 | `/fault/retry_after_<s>_<code>` | that status with `Retry-After: <s>` |
+| `/fault/<name>` | the bytes of that name in faults.py: codings, lengths, chunks, heads, types, charsets |
 | everything else | 404 |
 
 Every request is written to the log when its answer has been written, or when the client went away before: one JSON line
@@ -56,17 +53,15 @@ import struct
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, cast
 
-import brotli  # type: ignore[import-untyped]
 import msgspec
 import uvloop
 
+from tests.site.faults import HTML, Raw, answer, gzip_of_zeros, raw_fault
 from tests.site.model import FLAKY_FAILURES, Site, SiteSpec, address, redirect_target
 
 if TYPE_CHECKING:
@@ -87,8 +82,8 @@ _REASONS: Final = {
     405: b"Method Not Allowed",
     503: b"Service Unavailable",
 }
-_HTML: Final = b"Content-Type: text/html; charset=utf-8\r\n"
-_MEBIBYTE: Final = 1024 * 1024
+_HTML: Final = HTML
+_CHUNKED: Final = b"Transfer-Encoding: chunked\r\n\r\n"
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of zero seconds: the close that follows sends a reset."""
 
@@ -371,14 +366,20 @@ class _Connection(asyncio.Protocol):
                 await self._answer_named_fault(name)
 
     async def _answer_named_fault(self, name: str) -> None:
+        fault, _, query = name.partition("?")
         page = self._server.site.page_html(self._host, 0)
+        raw = raw_fault(fault, page)
+        if raw is not None:
+            await self._answer_raw(raw)
+            return
         half = page[: len(page) // 2]
         start = b"HTTP/1.1 200 OK\r\n" + _HTML
         whole = start + b"Content-Length: %d\r\n\r\n" % len(page)
-        fault, _, query = name.partition("?")
         match fault:
             case "hang":
                 pass  # the log gets its line when the client goes away
+            case "hang_in_body":
+                await self._write(whole)
             case "reset":
                 self._reset(0)
             case "reset_mid":
@@ -387,24 +388,22 @@ class _Connection(asyncio.Protocol):
             case "truncated":
                 await self._write(whole + half)
                 self._close(200)
-            case "bomb":
-                bomb = gzip_of_zeros(1024)
-                await self._write(start + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb))
-                for at in range(0, len(bomb), 65_536):
-                    await self._write(bomb[at : at + 65_536])
-                self._end_unless_gone(200)
             case "big":
-                await self._write(start + b"Transfer-Encoding: chunked\r\n\r\n")
-                while not self._gone.is_set():
-                    await self._write(b"10000\r\n%b\r\n" % (b"x" * 65_536))
+                await self._write_forever(start + _CHUNKED, b"10000\r\n%b\r\n" % (b"x" * 65_536))
+            case "big_gzip":
+                await self._write_forever(start + b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b"") * 1000)
             case "slow_drip":
-                await self._write(start + b"Content-Length: 10000\r\n\r\n")
-                for _ in range(10_000):
-                    if self._gone.is_set():
-                        return
-                    await self._write(b"x")
-                    await asyncio.sleep(0.05)
-                self._end_unless_gone(200)
+                await self._drip(start + b"Content-Length: 10000\r\n\r\n", b"x")
+            case "head_drip":
+                await self._drip(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")
+            case "head_endless":
+                await self._write_forever(start, b"X-More: 1\r\n" * 1000)
+            case "informed_endless":
+                await self._write_forever(b"", b"HTTP/1.1 102 Processing\r\n\r\n" * 1000)
+            case "trailers_endless":
+                await self._write_forever(start + _CHUNKED + b"0\r\n", b"X-More: 1\r\n" * 1000)
+            case "extension_endless":
+                await self._write_forever(start + _CHUNKED + b"5;x=", b"x" * 65_536)
             case "redirect_loop":
                 self._redirect("/fault/redirect_loop" if query else "/fault/redirect_loop?back")
             case "redirect_many":
@@ -415,37 +414,34 @@ class _Connection(asyncio.Protocol):
                 self._redirect("http://[not-an-address/")
             case "redirect_latin1":
                 self._redirect("/p/0?caf\xe9")
-            case "bad_status_line":
-                await self._write(b"220 mail.example.org ESMTP\r\n\r\n")
-                self._close(0)
-            case "bad_encoding":
-                self._answer(200, page, _HTML + b"Content-Encoding: gzip\r\n")
-            case "bad_chunk":
-                await self._write(start + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nno size\r\n")
-                self._end_unless_gone(200)
-            case "no_length":
-                await self._write(start + b"\r\n" + page)
-                self._close(200)
-            case "gzip":
-                self._answer(200, gzip.compress(page), _HTML + b"Content-Encoding: gzip\r\n")
-            case "deflate":
-                self._answer(200, zlib.compress(page), _HTML + b"Content-Encoding: deflate\r\n")
-            case "br":
-                self._answer(200, brotli.compress(page), _HTML + b"Content-Encoding: br\r\n")
-            case "chunked":
-                chunks = (page[at : at + 1000] for at in range(0, len(page), 1000))
-                await self._write(start + b"Transfer-Encoding: chunked\r\n\r\n")
-                for chunk in chunks:
-                    await self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-                await self._write(b"0\r\n\r\n")
-                self._end_unless_gone(200)
-            case "latin1":
-                text = "<!DOCTYPE html><title>Café Größe</title><p>déjà vu"
-                self._answer(200, text.encode("latin-1"), b"Content-Type: text/html; charset=ISO-8859-1\r\n")
-            case "big_header":
-                self._answer(200, page, _HTML + b"X-Big: %b\r\n" % (b"x" * 100_000))
+            case "redirect_bomb":
+                headers = b"Location: /p/0\r\nContent-Encoding: gzip\r\n"
+                await self._answer_raw(Raw(answer(gzip_of_zeros(1024), headers, b"302 Found"), status=302))
             case _:
                 self._answer(404)
+
+    async def _answer_raw(self, raw: Raw) -> None:
+        for at in range(0, len(raw.data), 65_536):
+            await self._write(raw.data[at : at + 65_536])
+        match raw.ends:
+            case "keeps":
+                self._end_unless_gone(raw.status)
+            case "closes":
+                self._close(raw.status)
+
+    async def _write_forever(self, start: bytes, again: bytes) -> None:
+        await self._write(start)
+        while not self._gone.is_set():
+            await self._write(again)
+
+    async def _drip(self, start: bytes, drop: bytes) -> None:
+        await self._write(start)
+        for _ in range(10_000):
+            if self._gone.is_set():
+                return
+            await self._write(drop)
+            await asyncio.sleep(0.05)
+        self._end_unless_gone(200)
 
     async def _write(self, data: bytes) -> None:
         """Write, and wait while the client does not read."""
@@ -469,42 +465,6 @@ class _Connection(asyncio.Protocol):
             sock = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._close(status)
-
-
-@lru_cache(maxsize=4)
-def gzip_of_zeros(mebibytes: int) -> bytes:
-    """Return a valid gzip file of so many MiB of zeros, about a thousandth of their size.
-
-    Made of one compressed block again and again: a full flush lets blocks follow each other, and compressing 1 GiB
-    would take seconds.
-    """
-    size = mebibytes * _MEBIBYTE
-    zeros = bytes(_MEBIBYTE)
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    block = compressor.compress(zeros) + compressor.flush(zlib.Z_FULL_FLUSH)
-    trailer = struct.pack("<II", crc32_of_zeros(size), size % 2**32)
-    return b"\x1f\x8b\x08\0\0\0\0\0\x02\xff" + block * mebibytes + compressor.flush() + trailer
-
-
-def crc32_of_zeros(count: int) -> int:
-    """Return zlib.crc32(bytes(count)) in milliseconds: over 1 GiB it takes longer than a client waits for an answer.
-
-    One zero bit is a linear map of the checksum's 32 bits; squared, it is the map of two bits, of four, and so on.
-    """
-
-    def applied(rows: list[int], value: int) -> int:
-        result = 0
-        for bit, row in enumerate(rows):
-            result ^= row if value >> bit & 1 else 0
-        return result
-
-    rows, checksum = [0xEDB88320, *(1 << bit for bit in range(31))], 0xFFFFFFFF
-    bits = 8 * count
-    while bits:
-        if bits & 1:
-            checksum = applied(rows, checksum)
-        rows, bits = [applied(rows, row) for row in rows], bits >> 1
-    return checksum ^ 0xFFFFFFFF
 
 
 def bind_hosts(spec: SiteSpec) -> tuple[int, list[tuple[int, socket.socket]]]:

@@ -58,6 +58,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", URL, "--scope", "planet"], "'planet' is not one of"),
         (["crawl", URL, "--processes", "0"], "--processes 0 will not do: the least is 1"),
         (["crawl", URL, "--shards", "257"], "--shards 257 will not do: the most is 256"),
+        (["crawl", URL, "--nameserver", "dns.test"], "--nameserver 'dns.test' is not the address of a name server"),
+        (["crawl", "ftp://me:hunter2@a.test/"], "'ftp://***@a.test/' is not an http(s) URL"),
+        (["crawl", URL, "--header", "X: secret"], 'header 1 will not do: write "example.org: Name: value"'),
+        (["crawl", URL, "--auth", "a.test secret"], 'auth 1 will not do: write "example.org: user:password"'),
         (["crawl", URL, "--max-pages", "many"], "'many' is not a whole number"),
         (["crawl", URL, "-o", "a.jsonl", "-o", "b.jsonl"], "only one output can be written"),
         (["crawl", URL, "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
@@ -148,18 +152,20 @@ SETTING_OPTIONS = [option for option in crawl_command.params if option.name in C
 @pytest.mark.parametrize("option", SETTING_OPTIONS, ids=lambda option: str(option.name))
 def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(option: click.Parameter) -> None:
     assert isinstance(option, GroupedOption)
-    found = re.search(r"\[(STREAMCRAWL_\w+)(=0)?\]$", str(option.help))
+    found = re.search(r"\[(STREAMCRAWL_\w+)(=[01])?\]$", str(option.help))
     assert found
     assert found[1] == variable_of(str(option.name))
     assert option_of(str(option.name)) in option.opts
-    text = {"scope": "any", "allow": "a b", "obey_robots": "0"}.get(str(option.name), "7")
+    switches = dict.fromkeys(("obey_robots", "sort_query", "allow_private", "insecure"), "1")
+    text = {"scope": "any", "allow": "a b", **switches}.get(str(option.name), "7")
     assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 
 def test_options_become_settings() -> None:
     options = options_of(
-        URL, "--delay", "500ms", "--max-body", "1MiB", "--depth", "0", "--no-robots", "--deny", "a", "--deny", "b", "-q"
-    )
+        URL, "--delay", "500ms", "--max-body", "1MiB", "--depth", "0", "--no-robots", "--deny", "a", "--deny", "b",
+        "-q", "--drop-params", "tracking,ref", "--no-sort-query",
+    )  # fmt: skip
     assert options.urls == (URL,)
     assert options.is_quiet
     assert options.settings == {
@@ -168,6 +174,8 @@ def test_options_become_settings() -> None:
         "depth_max": Given(0, "--depth"),
         "obey_robots": Given(False, "--no-robots"),
         "deny": Given(("a", "b"), "--deny"),
+        "drop_params": Given(("ref", "tracking"), "--drop-params"),
+        "sort_query": Given(False, "--no-sort-query"),
     }
 
 

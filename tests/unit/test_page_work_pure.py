@@ -16,6 +16,7 @@ from streamcrawl.store.shards import Shards
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.board import Board
 from streamcrawl.work.page_work import SEEN_KEPT, PageWork, RecentlySeen
+from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,9 @@ def work() -> Iterator[PageWork]:
     frontier = Frontier(connect("redis://127.0.0.1:1/0"), Keys("unit"), "epoch")
     board = Board.create(1)
     scope = Scope.from_settings(settings, [HOST])
-    yield PageWork(settings, scope, Shards([frontier]), Fetcher(settings), board, (), on_stuck=lambda: None)
+    yield PageWork(
+        settings, scope, Shards([frontier]), Fetcher(settings), board, (), stalls=StallWatch(), on_stuck=lambda: None
+    )
     board.close()
 
 

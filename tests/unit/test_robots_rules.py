@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, RobotsRules, deciding_line, verdict_for_status
+from streamcrawl.rules.robots_rules import (
+    BODY_MAX_BYTES,
+    SITEMAPS_MAX,
+    RobotsRules,
+    deciding_line,
+    product_of,
+    verdict_for_status,
+    verdict_ttl_ms,
+    whole_lines,
+)
 from streamcrawl.rules.urls import canonical_url
 
 AGENT = "streamcrawl/0.1 (+https://example.org/bot)"
@@ -122,11 +131,162 @@ def test_one_line_longer_than_the_limit_is_nothing() -> None:
 
 def test_rules_without_a_file() -> None:
     assert RobotsRules.allow_all().allows(SITE + "/x")
-    denied = RobotsRules.deny_all()
-    assert not denied.allows(SITE + "/x")
-    assert not denied.allows(SITE + "/a/robots.txt")
-    assert denied.allows(SITE + "/robots.txt")
-    assert (denied.crawl_delay_ms, denied.sitemaps) == (None, ())
+
+
+ALL = "User-agent: *\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_meant"),
+    [
+        ("streamcrawl", True), ("STREAMCRAWL", True), ("streamcrawl/2.0", True), ("streamcrawl;x", True),
+        ("streamcrawl and others", True), ("stream", False), ("streamcrawler", False), ("crawl", False),
+        ("my-streamcrawl", False), ("streamcrawl_", False), ("stream*", False), ("", False), ("*streamcrawl", False),
+    ],
+)  # fmt: skip
+def test_group_names_the_product_equally_or_not_at_all(value: str, is_meant: bool) -> None:
+    assert RobotsRules.parse(f"User-agent: {value}\nDisallow: /\n", AGENT).allows(SITE + "/x") is not is_meant
+
+
+@pytest.mark.parametrize(
+    ("value", "is_meant"), [("*", True), ("* ", True), ("*\tx", True), ("*x", False), ("**", False)]
+)
+def test_group_for_all_is_a_star_alone(value: str, is_meant: bool) -> None:
+    assert RobotsRules.parse(f"User-agent: {value}\nDisallow: /\n", AGENT).allows(SITE + "/x") is not is_meant
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "product"),
+    [
+        ("streamcrawl/0.1 (+https://example.org)", "streamcrawl"), ("  bot2000  x", "bot2000"), ("", ""),
+        ("Mozilla/5.0 (compatible; Somebot/1.0; +https://example.org)", "Somebot"),
+        ("Mozilla/5.0 (X11; Linux)", "Mozilla"),
+    ],
+)  # fmt: skip
+def test_product_token_of_a_header(user_agent: str, product: str) -> None:
+    assert product_of(user_agent) == product
+
+
+def test_token_with_digits_is_named_by_the_whole_word() -> None:
+    assert not RobotsRules.parse("User-agent: Bot2000/1\nDisallow: /\n", "bot2000/1.0").allows(SITE + "/x")
+    assert RobotsRules.parse("User-agent: bot\nDisallow: /\n", "bot2000/1.0").allows(SITE + "/x")
+
+
+def test_groups_of_one_name_are_one() -> None:
+    body = (
+        "User-agent: streamcrawl\nDisallow: /a\n\nUser-agent: other\nDisallow: /b\n\n"
+        "User-agent: other\nUser-agent: streamcrawl\nDisallow: /c\n\nUser-agent: *\nDisallow: /d\n"
+    )
+    rules = RobotsRules.parse(body, AGENT)
+    assert [rules.allows(SITE + path) for path in ("/a", "/b", "/c", "/d")] == [False, True, False, True]
+
+
+def test_only_rules_end_a_list_of_agents() -> None:
+    body = "User-agent: streamcrawl\nCrawl-delay: 3\nSitemap: https://a/b\nNoindex: /\n\nUser-agent: x\nDisallow: /a\n"
+    rules = RobotsRules.parse(body, AGENT)
+    assert not rules.allows(SITE + "/a")
+    assert rules.crawl_delay_ms == 3000
+    assert RobotsRules.parse(body, "x").crawl_delay_ms is None  # named after that line
+
+
+def test_named_group_without_rules_allows_everything() -> None:
+    assert RobotsRules.parse(ALL + "Disallow: /\n\nUser-agent: streamcrawl\n", AGENT).allows(SITE + "/x")
+    assert RobotsRules.parse(ALL + "Disallow: /\n\nUser-agent: streamcrawl\nDisallow:\n", AGENT).allows(SITE + "/x")
+
+
+def test_longest_crawl_delay_of_a_product_holds() -> None:
+    body = "User-agent: *\nCrawl-delay: 9\nDisallow: /a\nUser-agent: *\nCrawl-delay: 2\n"
+    assert RobotsRules.parse(body, AGENT).crawl_delay_ms == 9000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_match"),
+    [
+        ("/", "/", True), ("*", "/", True), ("/a", "/ab", True), ("/a", "/A", False), ("/a$", "/a", True),
+        ("/a$", "/a$", False), ("/a$b", "/a$b", True), ("/a$b", "/a", False), ("$", "/", False), ("/$", "/", True),
+        ("/*$", "/a", True), ("/a*", "/a", True), ("/a*b*c", "/axbxc/d", True), ("/a*b*c", "/acb", False),
+        ("/a**b", "/axb", True), ("/*a$", "/aba", True), ("/*ab*ab$", "/ab", False), ("*.pdf$", "/x.pdf", True),
+        ("*.pdf$", "/x.pdf?a", False), ("/*?", "/a?b", True), ("/*?", "/a", False), ("a", "/a", False),
+        ("https://example.org/a", "/a", False), ("/a?b=c&d", "/a?b=c&d=e", True), ("/a/*/", "/a//", True),
+        ("/a b", "/a b", True), ("/é", "/é", True), ("/%C3%a9", "/é", True), ("/%61", "/a", True), ("/a", "/%61", True),
+        ("/a%2fb", "/a%2Fb", True), ("/a%2Fb", "/a/b", False), ("/a%3Fb", "/a?b", False), ("/%zz", "/%zz", True),
+        ("/%", "/%", True), ("/~a", "/%7Ea", True), ("/{a}", "/{a}", True), ("/a|b", "/a|b", True),
+    ],
+)  # fmt: skip
+def test_pattern_matches_from_the_beginning_of_the_path(pattern: str, path: str, is_match: bool) -> None:
+    url = canonical_url(SITE + path)
+    assert url is not None
+    assert RobotsRules.parse(f"{ALL}Disallow: {pattern}\n", AGENT).allows(url) is not is_match
+    line = deciding_line(f"{ALL}Disallow: {pattern}\n", AGENT, url)
+    assert line == ((2, f"Disallow: {pattern}") if is_match else None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "path", "expected"),
+    [
+        # A query weighs what it is long: with `?` and `&` escaped anew it would be longer than the folder.
+        ("Disallow: /*?a&b=\nAllow: /shop/items", "/shop/items?a&b=1", True),
+        ("Disallow: /shop\nAllow: /shop", "/shop", True),
+        ("Allow: /shop\nDisallow: /shop", "/shop", True),
+        ("Disallow: /shop\nAllow: /sho*", "/shop", True),
+        ("Disallow: /shop*\nAllow: /shop", "/shop", False),
+        ("Disallow: /\nAllow: /$", "/", True),
+        ("Disallow: /\nAllow: /$", "/a", False),
+        ("Disallow: /a/\nAllow: /a/index.html", "/a/", True),
+        ("Disallow: /a/\nAllow: /a/index.htm?x", "/a/", True),
+        ("Disallow: /a/\nAllow: /a/index.html", "/a/b", False),
+        ("Disallow: /a/\nAllow: /a/index.php", "/a/", False),
+        ("Disallow: /a/index.html", "/a/", True),
+        ("Disallow: /a\nAllow:", "/a", False),
+    ],
+)
+def test_rule_with_the_most_octets_decides(rules: str, path: str, expected: bool) -> None:
+    assert RobotsRules.parse(f"{ALL}{rules}\n", AGENT).allows(SITE + path) is expected
+
+
+@pytest.mark.parametrize(
+    ("line", "is_rule"),
+    [
+        (b"Disallow:/a", True), (b"\t dISALLOW \t: /a # no", True), (b"Disallow /a", True), (b"Disallow\t\t/a", True),
+        (b"Disallow /a b", False), (b"Disallow=/a", False), (b"Dissallow: /a", True), (b"Disallows: /a", True),
+        (b"Disallow: /a\0b", True), (b"Disa\0llow: /a", False), (b": /a", False), (b"Disallow", False),
+        (b"#Disallow: /a", False), (b"Disallow: /" + b"b" * 20_000, False), (b" " * 20_000 + b"Disallow: /a", False),
+    ],
+)  # fmt: skip
+def test_lines_are_read_generously_but_not_guessed(line: bytes, is_rule: bool) -> None:
+    rules = RobotsRules.parse(b"User-agent: *\n" + line + b"\n", AGENT)
+    assert rules.allows(SITE + "/a") is not is_rule
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r", "\r\n", "\n\r"])
+def test_every_line_end_is_one(line_end: str) -> None:
+    body = line_end.join(("User-agent: *", "Disallow: /a", "Disallow: /b"))
+    rules = RobotsRules.parse(body, AGENT)
+    assert [rules.allows(SITE + path) for path in ("/a", "/b", "/c")] == [False, False, True]
+
+
+def test_sitemap_lines_without_a_colon_and_of_any_group_are_taken_to_a_bound() -> None:
+    body = "Sitemap https://a.test/1\nUser-agent: x\nSite-map: https://a.test/2\nsitemap:\n"
+    assert RobotsRules.parse(body, AGENT).sitemaps == ("https://a.test/1", "https://a.test/2")
+    many = "".join(f"Sitemap: https://a.test/{number}\n" for number in range(SITEMAPS_MAX + 10))
+    assert len(RobotsRules.parse(many, AGENT).sitemaps) == SITEMAPS_MAX
+
+
+def test_file_of_the_greatest_size_is_read_and_asked_in_bounded_time() -> None:
+    # What the limit of 500 KiB leaves of a hundred thousand rules. No clock: what grew with their square would not end.
+    many = ALL + "".join(f"Disallow: /{number:x}\nAllow: *{number:x}x\n" for number in range(50_000))
+    rules = RobotsRules.parse(many, AGENT)
+    assert not rules.allows(SITE + "/2710")
+    assert rules.allows(SITE + "/" + "y" * 2000)
+    stars = RobotsRules.parse(f"{ALL}Disallow: /{'*a' * 250_000}b\nDisallow: /*{'a' * 8000}*b\n", AGENT)
+    assert stars.allows(SITE + "/" + "a" * 2000)
+
+
+def test_file_over_the_limit_keeps_its_whole_lines() -> None:
+    assert whole_lines(b"a\n" * 10) == b"a\n" * 10
+    kept = whole_lines(b"0123456\n" * BODY_MAX_BYTES)
+    assert kept == (b"0123456\n" * (BODY_MAX_BYTES // 8))[:-1]
+    assert whole_lines(kept) == kept
 
 
 LINES = st.lists(
@@ -184,10 +344,9 @@ def test_deciding_line_is_of_the_group_that_holds() -> None:
 def test_deciding_line_of_a_broken_file() -> None:
     assert deciding_line(b"", AGENT, SITE + "/") is None
     assert deciding_line(b"Disallow: /\n", AGENT, SITE + "/") is None  # of no group
-    assert deciding_line(b"\xef\xbb\xbfuser agent *\r\rdisalow /a\xff", AGENT, SITE + "/a%EF%BF%BD") == (
-        3,
-        "disalow /a\ufffd",
-    )
+    body = b"\xef\xbb\xbfuseragent *\r\rdisalow /a\xff"
+    assert deciding_line(body, AGENT, SITE + "/a%FF") == (3, "disalow /a\ufffd")
+    assert deciding_line(body, AGENT, SITE + "/a%EF%BF%BD") is None
 
 
 _PATHS = st.text(alphabet="ab/*$.?=%#é", max_size=6).map(lambda text: f"/{text}")
@@ -227,3 +386,23 @@ def test_deciding_line_agrees_with_what_is_allowed(lines: list[str], path: str) 
     others = body.splitlines()
     others[found.number - 1] = "Disallow:"
     assert deciding_line("\n".join(others), AGENT, url) != found
+
+
+@pytest.mark.parametrize(
+    ("cache_control", "expected_ms"),
+    [
+        (None, 86_400_000), ("", 86_400_000), ("max-age=7200", 7_200_000), ("public, MAX-AGE = \"7200\"", 7_200_000),
+        ("max-age=60", 3_600_000), ("max-age=0", 3_600_000), ("no-store", 3_600_000),
+        ("no-cache, max-age=9", 3_600_000),
+        ("max-age=999999", 86_400_000), ("max-age=" + "9" * 5000, 86_400_000),
+        ("max-age=" + "0" * 5000 + "7200", 7_200_000),
+        ("max-age=-1", 86_400_000), ("max-age=x", 86_400_000), ("max-age=²", 86_400_000), ("s-maxage=7200", 86_400_000),
+        ("max-age=9000, max-age=7200", 7_200_000),
+    ],
+)  # fmt: skip
+def test_cache_control_says_within_bounds_how_long_a_verdict_holds(cache_control: str | None, expected_ms: int) -> None:
+    assert verdict_ttl_ms(cache_control, 3_600_000, 86_400_000) == expected_ms
+
+
+def test_longest_time_wins_over_the_least() -> None:
+    assert verdict_ttl_ms("no-store", 3_600_000, 1000) == 1000

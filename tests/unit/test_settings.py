@@ -36,6 +36,13 @@ SOME: dict[str, list[Any]] = {
     "allow": [(), ("a",), (r"\.html$", "/api/")],
     "deny": [("b",)],
     "obey_robots": [True, False],
+    "allow_private": [True, False],
+    "insecure": [True, False],
+    "headers": [(), ("a.test: X: y z", "*: Y: 1")],
+    "auth": [(), ("a.test: me:pass word",)],
+    "nameservers": [(), ("9.9.9.9", "[::1]:53")],
+    "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
+    "sort_query": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "handler": [None, "shop:page"],
 }
@@ -97,6 +104,24 @@ def test_defaults_are_valid() -> None:
     settings = make_settings(name="books")
     assert settings == Settings(name="books")
     assert settings.identity() == {"shards": 1}
+
+
+def test_identity_is_what_was_set_in_one_order() -> None:
+    # A crawl that was begun before a setting came has to stay the same crawl: what has its default is not said.
+    given = make_settings(name="books", shards=3, drop_params=("ref", "a", "ref"), sort_query=True)
+    assert given.identity() == {"shards": 3, "drop_params": ["a", "ref"], "sort_query": True}
+    assert make_settings(name="books", drop_params=(), sort_query=False).identity() == {"shards": 1}
+
+
+@pytest.mark.parametrize("name", ["", "a&b", "a=1", "a b", "*a", "a*b", "a**", "#", "?", "a,b"])
+def test_what_is_no_name_of_a_parameter_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a parameter; write names as they stand in a URL"):
+        make_settings(name="books", drop_params=(name,))
+
+
+@pytest.mark.parametrize("name", ["a", "*", "utm_*", "a[b]", "tracking", "%C3%BC", "ü"])
+def test_names_of_parameters_are_taken(name: str) -> None:
+    assert make_settings(name="books", drop_params=(name,)).drop_params == (name,)
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -180,6 +205,19 @@ def test_pattern_that_is_none_is_refused(pattern: str, said: str) -> None:
         compile_pattern("--deny", pattern)
 
 
+@pytest.mark.parametrize("text", ["9.9.9.9", "9.9.9.9:5353", "::1", "[::1]", "[2620:fe::fe]:53"])
+def test_name_server_is_an_address_with_or_without_a_port(text: str) -> None:
+    assert make_settings("books", {"nameservers": (text,)}).nameservers == (text,)
+
+
+@pytest.mark.parametrize(
+    "text", ["dns.test", "9.9.9.9:0", "9.9.9.9:99999", "9.9.9", "[::1", "[9.9.9.9", "::1:", "9.9.9.9:", "", "[]:53"]
+)
+def test_name_server_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of a name server; write"):
+        make_settings("books", {"nameservers": (text,)})
+
+
 def test_settings_survive_json() -> None:
     settings = make_settings(name="books", allow=("a", "b"), memory_max_bytes=10**9)
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
@@ -188,7 +226,7 @@ def test_settings_survive_json() -> None:
 def test_every_number_has_a_least_value() -> None:
     refused = []
     for field in msgspec.structs.fields(Settings):
-        if field.name in ("name", "obey_robots", "scope", "user_agent", "handler", "allow", "deny"):
+        if field.name in ("name", *SOME):
             continue
         try:
             make_settings("books", {field.name: -1})
@@ -209,8 +247,8 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 
 def test_classes_that_others_rely_on() -> None:
-    assert fields_of(SettingClass.IDENTITY) == ("shards",)
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "grace_ms")
+    assert fields_of(SettingClass.IDENTITY) == ("shards", "drop_params", "sort_query")
+    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "headers", "auth", "nameservers", "grace_ms")
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 
@@ -267,6 +305,10 @@ def test_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> No
         ("allow", (), "none"),
         ("allow", ("a", "b+"), "a b+"),
         ("scope", "prefix", "prefix"),
+        ("drop_params", (), "none"),
+        ("drop_params", ("ref", "utm_*"), "ref,utm_*"),
+        ("query_growth_max_bytes", None, "none"),
+        ("calendar_ahead_max", None, "no limit"),
     ],
 )
 def test_value_is_shown_as_people_write_it(field: str, value: Any, text: str) -> None:

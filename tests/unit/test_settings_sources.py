@@ -31,6 +31,13 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "allow": (("a",), ("b", "c"), ("d",)),
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
+    "allow_private": (True, False, True),
+    "insecure": (True, False, False),
+    "headers": (("a.test: X: 1",), ("a.test: X: 1 2", "b.test: Y: 3"), ("*: X: 1",)),
+    "auth": (("a.test: me:1",), ("a.test: me:1 2", "b.test: me:3"), ("*: me:1",)),
+    "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
+    "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
+    "sort_query": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
@@ -64,7 +71,8 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        name = "--no-robots" if field == "obey_robots" else option_of(field)
+        off = {"obey_robots": "--no-robots", "insecure": "--no-insecure", "sort_query": "--no-sort-query"}
+        name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:
         assert found == {field: Given(in_environment, variable_of(field))}
@@ -91,6 +99,9 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
         ('pages_max = "none"', "pages_max", None),
         ('memory_max = "none"', "memory_max_bytes", None),
         ('allow = ["a b", "c"]', "allow", ("a b", "c")),
+        ('drop_params = ["b", "a", "b"]', "drop_params", ("a", "b")),
+        ('drop_params = "b, a,utm_*"', "drop_params", ("a", "b", "utm_*")),
+        ('calendar_back_max = "none"', "calendar_back_max", None),
         ("deny = []", "deny", ()),
         (r"allow = '\.html$ /api/'", "allow", (r"\.html$", "/api/")),
         ("obey_robots = false", "obey_robots", False),
@@ -154,6 +165,7 @@ def test_empty_file_gives_nothing(config: Path, content: str) -> None:
         ("user_agent = 1", "user_agent: write text in quotes"),
         ("handler = ['a:b']", "handler: write text in quotes"),
         ("allow = 1", 'allow: write a list of texts: ["…", "…"]'),
+        ("drop_params = 1", 'drop_params: write a list of texts: ["…", "…"]'),
         ("allow = ['a', 1]", 'allow: write a list of texts: ["…", "…"]'),
         ("name = 1", "name: write text in quotes"),
         ("json = 'yes'", "json: write true or false"),

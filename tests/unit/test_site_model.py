@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from streamcrawl.rules.urls import canonical_url
+from tests.site.faults import crc32_of_zeros, gzip_of_zeros
 from tests.site.model import Site, SiteSpec, Way, address, redirect_target
-from tests.site.server import crc32_of_zeros, gzip_of_zeros
 
 PORT = 8080
 

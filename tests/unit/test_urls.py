@@ -8,14 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamcrawl.rules.urls import (
+    Canonicalizer,
     canonical_url,
     fingerprint,
     fingerprint_hex,
     hostname_of,
     registrable_domain,
     split_url,
+    without_credentials,
     without_scheme,
 )
+from streamcrawl.settings import make_settings
 
 PAGE = "https://example.org/docs/guide/index.html?v=2"
 
@@ -72,6 +75,13 @@ def test_link_is_read_as_a_browser_reads_it(text: str, expected: str | None) -> 
         ("http://joe@example.org/", "http://example.org/"),
         ("http://joe%40home:a%2Fb@example.org/", "http://example.org/"),
         ("http://example.org/@handle", "http://example.org/@handle"),
+        ("http://a.xn--qqqqqqqq.example/xqx?XN--", "http://a.xn--qqqqqqqq.example/xqx?XN--"),
+        (" HTTPS:\\\\joe@XN--.EXAMPLE:443", "https://xn--.example/"),
+        ("http://xn--/XN--", "http://xn--/XN--"),
+        ("http://xn--qqqqqqqq.example:x/", None),
+        ("http://xn--qqqq qqqq.example/", None),
+        ("http://xn--qqqqqqqq.ü.example/", None),
+        ("mailto:xn--qqqqqqqq.example", None),
         ("/relative", None),
         ("example.org/", None),
         ("", None),
@@ -113,6 +123,91 @@ def test_canonical_url_reaches_the_wire_unchanged_by_way_of_yarl() -> None:
     url = canonical_url("/a%2fb/%7E/ü?x=%26&y=a+b|c", PAGE)
     assert url is not None
     assert str(yarl.URL(url, encoded=True)) == url
+
+
+# -- the form of one crawl
+
+SHOP = "https://shop.example"
+SESSION = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("drop", "path", "expected"),
+    [
+        (("ref",), "/a?ref=1&b=2", "/a?b=2"),
+        (("ref",), "/a?b=2&ref", "/a?b=2"),
+        (("ref",), "/a?ref=1", "/a"),
+        (("ref",), "/a?REF=1&r%65f=2&xref=3&refx=4", "/a?xref=3&refx=4"),
+        (("REF",), "/a?ref=1", "/a"),
+        (("utm_*",), "/a?utm_source=x&utm=1&utm_=2&b", "/a?utm=1&b"),
+        (("*",), "/a?b=1&c", "/a"),
+        (("ref",), "/a?b=ref=1&c=2", "/a?b=ref=1&c=2"),
+        (("ref",), "/ref=1/a;ref=2?b=&&c", "/ref=1/a;ref=2?b=&&c"),
+        (("tracking",), "/a?utm_source=n&gclid=1&fbclid=2&mc_eid=3&_ga=4&q=5", "/a?q=5"),
+        (("tracking",), "/a?tracking=1&PHPSESSID=2", "/a?tracking=1&PHPSESSID=2"),
+        (("tracking", "ref"), "/a?ref=1&dclid=2", "/a"),
+        (("sessions",), "/a?PHPSESSID=1&ASPSESSIONIDQQ=2&sessions=3", "/a?sessions=3"),
+        (("sessions",), f"/a?sid={SESSION}&s={SESSION}&q={SESSION}", f"/a?q={SESSION}"),
+        (("sessions",), "/a?sid=17&session=summer-of-twenty-six-all", "/a?sid=17&session=summer-of-twenty-six-all"),
+        (("sessions",), "/a;jsessionid=1F2E.node1?q=1", "/a?q=1"),
+        (("sessions",), "/a;JSESSIONID=1F2E/b;v=2;sid=3", "/a/b;v=2"),
+        (("sessions",), "/a;jsessionid=", "/a"),
+        (("sessions",), "/a;xjsessionid=1", "/a;xjsessionid=1"),
+        (("sessions",), "/a/..;jsessionid=1/b", "/b"),
+        (("sessions",), "/(S(lit3py55t21z5v55vlm25s55))/a.aspx?b", "/a.aspx?b"),
+        (("sessions",), "/app/(S(lit3py55t21z5v55vlm25s55))/", "/app/"),
+        (("sessions",), "/wiki/(S(x))/page", "/wiki/(S(x))/page"),
+    ],
+)  # fmt: skip
+def test_named_parameters_and_session_ids_are_taken_out(drop: tuple[str, ...], path: str, expected: str) -> None:
+    assert Canonicalizer(drop)(SHOP + path) == SHOP + expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a?c=1&b=2&a=3", "/a?a=3&b=2&c=1"),
+        ("/a?b=2&a=1&b=1&a", "/a?a=1&a&b=2&b=1"),
+        ("/a?b&&a&", "/a?a&b"),
+        ("/a?&", "/a"),
+        ("/c?", "/c"),
+    ],
+)
+def test_sorted_query_keeps_the_order_of_values_of_one_name(path: str, expected: str) -> None:
+    assert Canonicalizer(is_sorted=True)(SHOP + path) == SHOP + expected
+
+
+def test_without_options_a_url_is_its_own_form() -> None:
+    form = Canonicalizer.from_settings(make_settings("books", {}))
+    assert form.is_plain
+    url = f"{SHOP}/a;jsessionid=1?utm_source=x&b&a&&"
+    assert form(url) == url
+    assert not Canonicalizer.from_settings(make_settings("books", {"sort_query": True})).is_plain
+
+
+_QUERIES = st.lists(
+    st.sampled_from(["", "a=1", "b", "utm_source=x", f"sid={SESSION}", "sid=1", "PHPSESSID=2", "r%65f=1", "c=%26", "ü"])
+    | st.text(alphabet="ab=%&;", max_size=6),
+    max_size=6,
+).map("&".join)
+_PATHS = st.lists(
+    st.sampled_from(["a", "..", ".", "", ";jsessionid=1", "..;jsessionid=2", "%2e%2e;sid=3;jsessionid=4", "b;sid=",
+                     "c;v=1", "(S(lit3py55t21z5v55vlm25s55))", ".;jsessionid=(S(lit3py55t21z5v55vlm25s55))", "(A(x))"])
+    | st.text(alphabet="a.;=/()S", max_size=8),
+    max_size=6,
+).map("/".join)  # fmt: skip
+
+
+@given(_PATHS, _QUERIES, st.sets(st.sampled_from(["tracking", "sessions", "ref", "a*", "*"])), st.booleans())
+def test_form_of_any_url_is_canonical_and_its_own_form(path: str, query: str, drop: set[str], is_sorted: bool) -> None:
+    url = canonical_url(f"{SHOP}/{path}?{query}")
+    assert url is not None
+    form = Canonicalizer(tuple(drop), is_sorted=is_sorted)
+    found = form(url)
+    assert canonical_url(found) == found
+    assert form(found) == found
+    assert split_url(found)[0] == SHOP
+    assert len(found) <= len(url)
 
 
 @pytest.mark.parametrize(
@@ -171,3 +266,21 @@ def test_fingerprint_in_hex_is_sixteen_digits_and_reversible(number: int) -> Non
 @given(st.text(alphabet=st.characters(max_codepoint=127)))
 def test_fingerprint_fits_a_signed_64_bit_integer(url: str) -> None:
     assert -(2**63) <= fingerprint(url) < 2**63
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://example.org/a@b", "https://example.org/a@b"),
+        ("https://me:hunter2@example.org/", "https://***@example.org/"),
+        ("ftp://me:hunter2@example.org", "ftp://***@example.org"),
+        ("//me:h@nter2@example.org/x", "//***@example.org/x"),
+        ("me:hunter2@example.org/x", "***@example.org/x"),
+        ("http:\\\\me:hunter2@example.org", "***@example.org"),
+        ("mailto:me@example.org", "mailto:me@example.org"),
+        ("no url", "no url"),
+        ("", ""),
+    ],
+)
+def test_credentials_are_left_out_of_what_is_shown(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import client_exceptions
-from aiohttp.http_exceptions import ContentEncodingError, ContentLengthError
+from aiohttp.http_exceptions import ContentLengthError
 
 from streamcrawl.errors import (
     ConnectError,
@@ -66,7 +66,6 @@ def payload_error(cause: Exception) -> client_exceptions.ClientPayloadError:
         (client_exceptions.ClientConnectionResetError("Cannot write to closing transport"), Disconnected),
         (socket.herror(), Disconnected),
         (payload_error(ContentLengthError("short")), Disconnected),
-        (payload_error(ContentEncodingError("no gzip")), ProtocolError),
         (client_exceptions.InvalidUrlClientError("http://"), ProtocolError),
         (client_exceptions.ClientError("some new one"), ProtocolError),
     ],

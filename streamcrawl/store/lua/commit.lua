@@ -6,10 +6,12 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, server]}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0} | retry: {delay_ms, level, task}
+--   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
+--                 text outlives its time, 1 h if missing; longer than that it may be used while no other can be had
+--                 retry: {delay_ms, level, task}
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
 --                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
 --                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
@@ -17,6 +19,8 @@
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
 --   items         sink, record, sink, record, …
+--   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
+--                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
@@ -48,8 +52,12 @@ local function is_task(line, level, task)
   return is_text(level) and string.find(level, line == 'robots' and '^0$' or '^[1-3]$') and is_text(task)
     and string.match(task, '^%[%d+,%d+,"(%l+)".*%]$') == line
 end
+local ROBOTS_SPARE_MS = 3600000   -- for workers that have a page of the host in hand
+-- A robots.txt that cannot be had again: how long the last good copy is used before it is asked for once more.
+local ROBOTS_AGAIN_MS = 600000
 local DETAIL = {
-  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])) end,
+  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])
+    and (d[4] == nil or is_int(d[4]) and d[4] >= ROBOTS_SPARE_MS)) end,
   retry = function(line, d) return is_int(d[1]) and is_task(line, d[2], d[3]) end,
   unanswered = function(line, d)
     if not (is_task(line, d[1], d[2]) and is_text(d[3]) and is_int(d[4]) and is_int(d[5]) and is_int(d[6])) then return false end
@@ -68,13 +76,20 @@ local function is_valid(c)
   if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
     or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
     or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table'
-    or not (c[11] == nil or is_text(c[11])) then
+    or not (c[12] == nil or is_text(c[12])) then
     return false
   end
   local check = DETAIL[c[4]]
   if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 or #c[10] % 2 ~= 0 then return false end
   for i = 1, #c[10], 2 do
     if not SINKS[c[10][i]] or not is_text(c[10][i + 1]) then return false end
+  end
+  local left_out = c[11] or {}
+  -- At most 16 reasons, each a short word: the totals must not grow by what a worker makes up.
+  if type(left_out) ~= 'table' or #left_out % 2 ~= 0 or #left_out > 32 then return false end
+  for i = 1, #left_out, 2 do
+    if not is_text(left_out[i]) or not string.find(left_out[i], '^%l[%l_]*$') or #left_out[i] > 32
+      or not is_int(left_out[i + 1]) then return false end
   end
   -- Another host's in_flight, or another line's count, would go down for it.
   local entry = call('XRANGE', STREAM, c[1], c[1])[1]
@@ -89,7 +104,7 @@ function ACT.done(c, h)
   if c[3] == 'page' then
     h.pages = h.pages + 1
   else
-    call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + 3600000)
+    call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + (c[8][4] or ROBOTS_SPARE_MS))
     h.robots, h.robots_until, h.delay = 'known', now + c[8][2], c[8][3]
   end
 end
@@ -105,8 +120,20 @@ local function die(c, h, level, task, reason, error, status)
   bury(c[3], c[2], level, task, reason, error, status, ARGV[2])
 end
 function ACT.dead(c, h) die(c, h, unpack(c[8], 1, 5)) end
+-- RFC 9309 section 2.4: a copy that is too old may be used while robots.txt is unreachable. The task ends, because the
+-- gate that opens again asks with a new one.
+local function go_on_with_old_robots(c, h)
+  if c[3] ~= 'robots' or call('PTTL', P .. 'robots:' .. c[2]) <= ROBOTS_SPARE_MS then return false end
+  h.robots, h.robots_until = 'known', now + ROBOTS_AGAIN_MS
+  count('robots.dropped', 1)
+  count('robots.dropped.old_copy', 1)
+  return true
+end
 function ACT.unanswered(c, h)
   local level, task, reason, base, most, jitter, when_first, delay_ms, again, error = unpack(c[8])
+  local is_kept = go_on_with_old_robots(c, h)
+  -- The host did answer: with nothing that can be used, so nothing else is held back for it.
+  if is_kept and reason == 'robots' then return end
   h.failures, h.failed_at = h.failures + 1, now
   if when_first and h.failures <= 2 then
     if when_first == 'retry' then
@@ -122,6 +149,7 @@ function ACT.unanswered(c, h)
   if h.given_up == '' then call('ZADD', P .. 'failing', 'NX', now, c[2]) end
   local backoff = math.min(most, base * 2 ^ math.min(h.failures - 1, 30))
   h.blocked_until = math.max(h.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
+  if is_kept then return end
   -- A task that may itself be the cause goes to the end: asked again and again at the head it would pass for a host that
   -- is down, and all that waits behind it would be given up.
   if when_first then push_tail(c[2], h, level, task) else push_head(c[2], h, level, task) end
@@ -144,7 +172,7 @@ for n = 4, #ARGV do
   local is_read, c = pcall(cmsgpack.unpack, ARGV[n])
   if not is_read or not is_valid(c) then
     words[#words + 1] = 'INVALID'
-  elseif is_other_process(c[11] or '') then
+  elseif is_other_process(c[12] or '') then
     words[#words + 1] = 'RESTARTED'
   elseif not leave(c[2], c[3], c[1]) then
     words[#words + 1] = 'LEASE_LOST'
@@ -162,7 +190,8 @@ for n = 4, #ARGV do
     ACT[c[4]](c, h)
     -- After the act: the delay that a robots verdict brings holds for the next fetch already.
     if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
-    local links, items = c[9], c[10]
+    local links, items, left_out = c[9], c[10], c[11] or {}
+    for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
     for i = 1, #items, 2 do
       call('XADD', P .. 'stream:fetch:' .. items[i], '*', 'item', items[i + 1])

@@ -481,6 +481,8 @@ class _ShardAudit:
                 ("blocked", row.in_blocked, row.is_blocked),
                 ("given_up", row.in_given_up, row.is_given_up),
             ):
+                if name == "the schedule" and should_be and row.in_flight_found:
+                    continue  # its cap was raised, say: when its entry ends it is put where it should be
                 if is_in != should_be:
                     words = (f"not in {name}", f"in {name}")
                     self._fault(f"{host}: {words[is_in]}, should be {words[should_be]}")

@@ -2,7 +2,8 @@
 
 Read, write, make durable, commit with (writer epoch, offset before, offset after). A batch is of one shard, which keeps
 the offset behind the last batch that came from it; batches are written one after the other, so the largest offset that
-any shard has is how far the file is committed. Whatever goes wrong on the way has
+any shard has is how far the file is committed; and no server takes a batch that may have forgotten the one of another
+shard before it (RESTARTED). Whatever goes wrong on the way has
 one remedy: forget the batch, ask the store what is committed (`sink_open`, which also puts back what was delivered to
 us), cut the file there, and read on. If this loop dies, records wait in the stream; above a mark fetching stops.
 """
@@ -19,6 +20,7 @@ from streamcrawl.sinks.jsonl import SinkDiskFull
 from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.waker import Waker
 
@@ -93,6 +95,8 @@ class SinkLoop:
         """Writer epoch in each shard; empty before the first opening."""
         self._offsets: list[int] = []
         """As each shard has it."""
+        self._server = ""
+        """run_id of the server that said them: another one may have forgotten one shard's, and take another's batch."""
         self._held: list[int] = []
         self._patience = Patience(f"sink {sink}", log)
         self._waker = Waker(reader, crawl.client)
@@ -168,16 +172,21 @@ class SinkLoop:
 
     async def _open_shards(self, stop: asyncio.Event) -> bool:
         """Become the writer in every shard; False while another one lives. The first shard decides between two."""
-        rows = []
-        for frontier in self._crawl:
-            word, writer, offset = await until_answered(
-                lambda frontier=frontier: frontier.sink_open(self._sink, self._consumer, lease_ms=self._lease_ms),  # type: ignore[misc]
-                self._patience,
-                stop,
-            )
-            if word != "OK":
-                return False
-            rows.append((writer, offset))
+        restarts = restarts_of(self._crawl.client)
+        while True:
+            self._server, rows = restarts.run_id, []
+            for frontier in self._crawl:
+                word, writer, offset = await until_answered(
+                    lambda frontier=frontier: frontier.sink_open(self._sink, self._consumer, lease_ms=self._lease_ms),  # type: ignore[misc]
+                    self._patience,
+                    stop,
+                )
+                if word != "OK":
+                    return False
+                rows.append((writer, offset))
+            # Of one process all of them, and of the one whose name we have: at first it is not known yet.
+            if restarts.run_id == self._server:
+                break
         self._writers, self._offsets = [writer for writer, _ in rows], [offset for _, offset in rows]
         return True
 
@@ -226,7 +235,7 @@ class SinkLoop:
             self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
         shard = batch[0].shard
         frontier = self._crawl.frontiers[shard]
-        writer, expected = self._writers[shard], self._offsets[shard]
+        writer, expected, server = self._writers[shard], self._offsets[shard], self._server
         entry_ids = [entry.id for entry in batch]
         offset = await self._append(records, stop)
         if offset is None:
@@ -234,7 +243,7 @@ class SinkLoop:
             return _Word.DONE
         word, rest = await until_answered(
             lambda: frontier.sink_commit(
-                self._sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids
+                self._sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids, server=server
             ),
             self._patience,
             stop,

@@ -117,6 +117,8 @@ class Commit:
     """Flat: sink, record, sink, record, …"""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Links of the page that are not followed, by reason (`LeftOut`)."""
+    server: str = ""
+    """run_id of the server that took links of the page before; '' when there were none."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -132,6 +134,7 @@ class Commit:
                 _as_text(self.links.flat),
                 _as_text(self.items),
                 [part for pair in self.left_out.items() for part in pair],
+                self.server,
             )
         )
 
@@ -178,12 +181,13 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
+    """Pages that wait; 0 when none of them can be had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
     words: list[str]
-    """DONE, LEASE_LOST or INVALID for each commit, in order."""
+    """DONE, LEASE_LOST, RESTARTED or INVALID for each commit, in order."""
     dispatched: Dispatched
 
 
@@ -418,10 +422,12 @@ class Frontier:
                 return "OK", answer[1], answer[2]
 
     async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str]
+        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
     ) -> tuple[str, Any]:
-        """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset) or ("REPLACED", None)."""
-        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, _PACK(list(entry_ids)))
+        """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset), ("RESTARTED", None) or
+        ("REPLACED", None); `server` is the run_id of the one that said the offsets."""
+        ids = _PACK(list(entry_ids))
+        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server)
         word = answer[0].decode()
         rest: Any = answer[1] if len(answer) > 1 else None
         if word == "LEASE_LOST":

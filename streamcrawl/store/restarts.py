@@ -32,6 +32,14 @@ class Restarts:
         self._run_id = b""
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def run_id(self) -> str:
+        """Of the server that answered last; '' before the first connection, or when it does not say.
+
+        Scripts compare it (_process.lua) for callers that build on an answer which they had earlier.
+        """
+        return self._run_id.decode()
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` at each restart, before anything is asked of the other server. It must not block."""
         self._listeners.append(listener)

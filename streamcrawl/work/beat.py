@@ -39,7 +39,8 @@ class BeatLoop:
         self._crawl = crawl
         self._children = children
         self._lease_ms = lease_ms
-        self._work_max_ms = work_max_ms
+        self._work_max_ms = self._work_max_before_ms = work_max_ms
+        self._applied_at_ms = 0
         self._log = log
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
@@ -49,8 +50,9 @@ class BeatLoop:
         """Live fetch slots of the whole crawl, as of the last beat."""
 
     def apply(self, work_max_ms: int) -> None:
-        """Allow work at one entry to take so long from now on."""
-        self._work_max_ms = work_max_ms
+        """Allow work at one entry to take so long from now on; what has begun goes by the limits it began with."""
+        self._work_max_before_ms = max(self._work_max_before_ms, self._work_max_ms)
+        self._work_max_ms, self._applied_at_ms = work_max_ms, monotonic_ms()
 
     def hurry(self) -> None:
         """Beat at once: a child came or went."""
@@ -117,7 +119,10 @@ class BeatLoop:
             if child.role != "fetch":
                 continue
             for held in child.board.held():
-                if held.begun_ms > 0 and now - held.begun_ms > self._work_max_ms + HUNG_SPARE_MS:
+                limit_ms = self._work_max_ms
+                if held.begun_ms < self._applied_at_ms + HUNG_SPARE_MS:  # by then every child has heard of it
+                    limit_ms = max(limit_ms, self._work_max_before_ms)
+                if held.begun_ms > 0 and now - held.begun_ms > limit_ms + HUNG_SPARE_MS:
                     self._log(
                         f"worker {child.consumer} works at one entry for {(now - held.begun_ms) / 1000:.0f} s, longer "
                         "than handler_timeout allows: it is killed and replaced"

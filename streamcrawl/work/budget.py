@@ -9,6 +9,7 @@ stand still with what they have.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from streamcrawl.work.loops import Log
 
 PACE_S: Final = 0.2
+UNLIMITED_PACE_S: Final = 5.0
+"""Without a limit: another supervisor, which had not heard of that yet, may have written one again and died."""
 ROOM: Final = 200
 """Pages a shard has in reserve at most: what it can use until the next look."""
 
@@ -31,21 +34,24 @@ class BudgetLoop:
         self._pages_max = pages_max
         self._stop = asyncio.Event()
         self._patience = Patience("budget", log)
-        # Also at the start: whoever took a limit away may have died before every shard knew.
-        self._was_limited = True
+        self._unlimited_at = 0.0
+        """Loop time when every shard is to be told again that there is no limit. At the start: whoever took it away may
+        have died before every shard knew."""
 
     def stop(self) -> None:
         self._stop.set()
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while len(self._crawl) > 1 and not self._stop.is_set():
             budget = self._pages_max()
             if budget is not None:
+                self._unlimited_at = 0.0
                 await until_answered(lambda budget=budget: self._deal(budget), self._patience, self._stop)  # type: ignore[misc]
-            elif self._was_limited:
+            elif loop.time() >= self._unlimited_at:
+                self._unlimited_at = loop.time() + UNLIMITED_PACE_S
                 for frontier in self._crawl:
                     await until_answered(lambda frontier=frontier: frontier.allow(None), self._patience, self._stop)  # type: ignore[misc]
-            self._was_limited = budget is not None
             await sleep_or_stop(self._stop, PACE_S)
         await self._stop.wait()
 
@@ -56,8 +62,9 @@ class BudgetLoop:
         rows = [await frontier.allow(0) for frontier in shards]
         granted = [await first.grant(n, row, wanted=0, budget=budget) for n, row in enumerate(rows)]
         pool = granted[-1][1]
-        # Those that stand still come first.
-        for n in sorted(range(len(rows)), key=lambda n: _room(rows[n])):
+        # Those that stand still come first, in no order: one that cannot use its pages for long, because its host is
+        # far from due, would else get the last page back each time that it gave it up.
+        for n in sorted(range(len(rows)), key=lambda n: (_room(rows[n]), random.random())):
             row = rows[n]
             wanted = min(ROOM, row.queued) - _room(row)
             if wanted > 0 and pool > 0:

@@ -37,7 +37,7 @@ class _Waiting(NamedTuple):
 
 
 class CommitLoop:
-    """Takes commits from the slots and calls each back with its word: DONE, LEASE_LOST or INVALID."""
+    """Takes commits from the slots and calls each back with its word: DONE, LEASE_LOST, RESTARTED or INVALID."""
 
     def __init__(
         self,

@@ -109,6 +109,6 @@ _WAITS: Final = {
 def word_of(rests: Sequence[Rest], pages_max: int | None) -> str:
     """Return what the words of all shards mean together."""
     words = {rest.word for rest in rests}
-    if "LIMIT" in words and len(rests) > 1 and pages_max is not None and sum(rest.done for rest in rests) < pages_max:
-        return "RUNNING"  # a shard has used up what it was granted, and will be granted more
+    if "LIMIT" in words and len(rests) > 1 and (pages_max is None or sum(rest.done for rest in rests) < pages_max):
+        return "RUNNING"  # a shard has used up what it was granted, and will be granted more, or told of no limit
     return next(word for word in _RANK if word in words)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
 from streamcrawl.store.frontier import FETCH_STREAM, Commit
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, until_answered
 
 if TYPE_CHECKING:
@@ -208,10 +209,11 @@ class Slots:
         else:
             self._start(hand)
 
-    async def _slot(self, hand: _Hand) -> None:
+    async def _slot(self, hand: _Hand, ending: Ending | None = None) -> None:
         entry, task = hand.entry, hand.task
         try:
-            ending = await self._work.do(entry, task, hand.index)
+            if ending is None:
+                ending = await self._work.do(entry, task, hand.index)
             if ending.ahead or ending.elsewhere:
                 # Nothing of it runs any more: however long the store is away now, it does not hang.
                 self._board.rest(hand.index)
@@ -244,6 +246,9 @@ class Slots:
 
     async def _offer_ahead(self, entry: Entry, ending: Ending) -> None:
         """Offer what does not fit into the page's commit: chunks of its own shard by the fence, then other shards'."""
+        assert ending.commit is not None
+        # Before the first of them: a server that comes back may have lost what it took, and must not take the commit.
+        ending.commit.server = restarts_of(self._crawl.client).run_id
         frontier = self._crawl.frontiers[entry.shard]
         for chunk in ending.ahead:
             word, _ = await until_answered(
@@ -265,6 +270,10 @@ class Slots:
         self._board.rest(hand.index)
 
         def done(word: str) -> None:
+            if word == "RESTARTED" and not self._give_up.is_set():
+                hand.is_submitted = False
+                hand.running = asyncio.create_task(self._slot(hand, ending), name=f"slot {hand.entry.id}")
+                return
             if word == "DONE":
                 self._work.seen.add_all(ending.offered)
                 if ending.retry_delay_ms is not None:

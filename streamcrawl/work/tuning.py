@@ -2,7 +2,7 @@
 
 Scripts go by the new values from the call that stored them; workers need to be told. It also keeps the shards of one
 mind: whoever changes several may die between two of them, so a shard whose settings, pause or stop differ from the
-others' for two looks is brought in line. If it dies, this machine goes by old settings where scripts do not decide.
+others' for half a second is brought in line. If it dies, this machine goes by old settings where scripts do not decide.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PACE_S: Final = 0.9
 """Without news from elsewhere: a change is in force within a second."""
+DIFFER_S: Final = 0.5
+"""Whoever changes all shards needs a few ms; news from elsewhere may come twice in them, and show the same half."""
 
 
 class TuningLoop:
@@ -54,7 +56,9 @@ class TuningLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("tuning", log)
-        self._differing: list[Mind] = []
+        self._minds: list[Mind] = []
+        self._minds_since = 0.0
+        """Loop time since when the shards are of these minds."""
         self._heard: list[Mind] = []
         self._wake = asyncio.Event()
 
@@ -68,6 +72,7 @@ class TuningLoop:
         self._wake.set()
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
         while not self._stop.is_set():
             self._wake.clear()
             minds, self._heard = self._heard, []
@@ -75,9 +80,10 @@ class TuningLoop:
             # Not only a later one: a store that was restarted may have lost the last change.
             if minds[0].version != self._version:
                 await until_answered(self._follow, self._patience, self._stop)
-            if len(set(minds)) > 1 and minds == self._differing:
+            if minds != self._minds:
+                self._minds, self._minds_since = minds, loop.time()
+            if len(set(minds)) > 1 and loop.time() - self._minds_since >= DIFFER_S:
                 await until_answered(lambda minds=minds: self._align(minds), self._patience, self._stop)  # type: ignore[misc]
-            self._differing = minds
             await sleep_or_stop(self._wake, PACE_S)
 
     async def _look(self) -> list[Mind]:
@@ -116,6 +122,8 @@ class TuningLoop:
         self._version = tuned.version
 
     async def _align(self, minds: list[Mind]) -> None:
+        if await self._look() != minds:
+            return  # heard before, or the store was away: somebody may have paused or resumed since
         first = minds[0]
         if any(mind.version < first.version for mind in minds):
             tuned = await read_tuned(self._crawl)

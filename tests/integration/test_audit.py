@@ -387,3 +387,13 @@ async def test_crawl_begun_afresh_is_not_recounted(labs: Labs, crawl_name: str) 
     await Labs.opened(labs.crawl.client, crawl_name)
     with pytest.raises(CrawlGone):
         await audit(labs.crawl)
+
+
+async def test_host_under_way_may_wait_for_a_cap_that_was_raised(lab: Lab) -> None:
+    """It is looked at again when its entry ends; until then it is under its cap and not scheduled."""
+    await lab.offer("http://a.test/1", "http://a.test/2")
+    held = await lab.take()
+    await lab.frontier.control(cap=3)
+    assert not [fault for fault in (await audit(lab.crawl)).faults if "a.test" in fault]
+    await lab.end_all(held)
+    assert len(await lab.take()) == 1

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from aiohttp import web
 
+from streamcrawl.settings import Given
+from streamcrawl.store.tuning import tune
 from tests.integration.drive import Talker, by_host, crawling, html, kill_children, plain, until, violations
+from tests.integration.snapshot import links
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
@@ -194,3 +197,28 @@ async def test_hop_of_a_redirect_waits_for_a_block_of_its_host(redis_server: Red
         refused = next(request for request in talker.requests if request.path == "/refused")
         target = next(request for request in talker.requests if request.path == "/target")
         assert target.start_ms - refused.end_ms >= 4000
+
+
+@pytest.mark.parametrize("how", ["host", "crawl"])
+async def test_cap_that_is_raised_while_a_fetch_is_under_way_begins_no_other_beside_it_too_early(
+    redis_server: RedisServer, crawl_name: str, how: str
+) -> None:
+    begun = asyncio.Event()
+
+    async def slow(_: int) -> web.StreamResponse:
+        begun.set()
+        await asyncio.sleep(1.7)
+        return web.Response(text="slow")
+
+    async with Talker({f"/{n}": slow for n in range(2)}) as talker:
+        seeds = [f"{talker.origin}/{n}" for n in range(2)]
+        async with crawling(redis_server.url, crawl_name, seeds, delay_ms=1500) as run:
+            await begun.wait()
+            if how == "host":
+                await run.frontier.set_host(talker.origin, cap=3)
+            else:
+                await tune(run.crawl, crawl_name, {"host_concurrency": Given(3, "test")})
+                await run.frontier.offer(links(f"{talker.origin}/late"))  # has the host looked at again
+            assert await run.word() == "ENDED"
+        assert len(talker.requests) >= 2
+        assert violations(talker.requests, cap=3, delay_ms=1500) == []

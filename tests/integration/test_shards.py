@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.settings import Given, make_settings
+from streamcrawl.store.connection import connect
 from streamcrawl.store.shards import identity_in, join_crawl, open_crawl, shard_of
 from streamcrawl.store.tuning import tune
-from tests.integration.drive import crawling, kill_children, records
+from streamcrawl.work.tuning import TuningLoop
+from tests.integration.drive import QUICK, Talker, crawling, html, kill_children, records, until
+from tests.integration.snapshot import wait_until
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from streamcrawl.store.frontier import Mind
     from tests.redis_server import RedisServer
 
 SPEC = SiteSpec(hosts=12, pages_per_host=40, links=10, flaky=0.05, redirect_across=0.05, redirect_within=0.05)
@@ -118,3 +122,69 @@ async def test_idle_shards_do_not_end_a_crawl_that_another_one_still_feeds(
         async with crawling(redis_server.url, crawl_name, [site.seed_url], shards=7, delay_ms=20) as run:
             assert await asyncio.wait_for(run.word(), 60) == "ENDED"
             assert (await run.totals())["page.done"] == len(site.expected_pages())
+
+
+async def test_last_page_of_the_budget_reaches_the_shard_that_can_use_it(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    """What a blocked host has queued stands still, too, and asks for pages as others do."""
+    answers = {"/": html(*(f"/{n}" for n in range(20)))} | {f"/{n}": html() for n in range(20)}
+    async with Talker(answers) as talker:
+        site = talker.origin.replace("127.0.0.1", "localhost")
+        blocked = [host for host in map("http://b{}.test".format, range(20)) if shard_of(host, 4) < shard_of(site, 4)]
+        seeds = [site, *(f"{host}/{n}" for host in blocked for n in range(3))]
+        async with crawling(redis_server.url, crawl_name, seeds, shards=4, pages_max=7, delay_ms=50) as run:
+            for host in blocked:
+                await run.crawl.of(host).set_host(host, blocked=1)
+            assert await run.word(30) == "LIMIT"
+            assert (await run.totals())["page.done"] == 7
+
+
+async def test_limit_that_a_dead_supervisor_left_in_the_shards_is_taken_away(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    pages = {"/": html("/1"), "/1": html("/2"), "/2": html()}
+    async with (
+        Talker(pages) as talker,
+        crawling(redis_server.url, crawl_name, [talker.origin], shards=2, delay_ms=500) as run,
+    ):
+        await until(lambda: bool(talker.requests), "the first page")
+        # As one does whose settings still had a limit when it looked.
+        for frontier in run.crawl:
+            await frontier.allow(1)
+        assert await run.word() == "ENDED"
+        assert (await run.totals())["page.done"] == 3
+
+
+async def test_half_a_resume_that_is_heard_of_twice_is_not_undone(redis_server: RedisServer, crawl_name: str) -> None:
+    settings = make_settings(**QUICK | {"name": crawl_name, "shards": 2})
+    client = connect(redis_server.url)
+    crawl, _ = await open_crawl(client, settings)
+    tuning = TuningLoop(crawl, settings, version=1, local={}, on_settings=lambda _: None, log=print)
+    await crawl.control(stopped="FRONTIER_FULL")
+    running = asyncio.create_task(tuning.run())
+
+    async def minds() -> list[Mind]:
+        return [(await frontier.finish()).mind for frontier in crawl]
+
+    try:
+        await crawl.first.control(stopped="")
+        half = await minds()
+        for _ in range(2):
+            tuning.hear(half)
+            await until(lambda: tuning._minds == half, "the half to be heard of")
+            await asyncio.sleep(0)
+        await crawl.frontiers[1].control(stopped="")
+        await until(lambda: {mind.stopped for mind in tuning._minds} == {""}, "the whole to be heard of")
+        assert {mind.stopped for mind in await minds()} == {""}
+        # One who died at that point has nobody who ends it.
+        await crawl.first.control(stopped="MEMORY_FULL")
+
+        async def is_aligned() -> bool:
+            return {mind.stopped for mind in await minds()} == {"MEMORY_FULL"}
+
+        await wait_until(is_aligned, "the shards to be of one mind")
+    finally:
+        tuning.stop()
+        await running
+        await client.aclose()

@@ -68,12 +68,14 @@ class Faulty(Frontier):
         self.fault = fault
 
     async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str]
+        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
     ) -> tuple[str, Any]:
         fault, self.fault = self.fault, ""
         if fault == "lease_lost":
             await self.hand_back(sink_stream(sink), entry_ids[:3])
-        answer = await super().sink_commit(sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids)
+        answer = await super().sink_commit(
+            sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids, server=server
+        )
         if fault == "after_commit":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "lost_answer":

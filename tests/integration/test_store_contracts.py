@@ -18,6 +18,7 @@ from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
 from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, open_shard
 from streamcrawl.store.keys import GROUP
+from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
 from streamcrawl.store.shards import delete_crawl
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
@@ -310,7 +311,7 @@ async def start_ok(open_lab: OpenLab) -> None:
     lab, one, _ = await _slow_pair(open_lab)
     answer, changed = await lab.changes(ask(lab, one))
     assert answer == ("START", 0)
-    assert changed == {f"host:{A}": {"start_due": (None, near(await lab.now() + 60_500))}}
+    assert changed == {f"host:{A}": {"start_due": (1, near(await lab.now() + 60_500))}}
     assert await ask(lab, one) == ("WAIT", near(60_500))  # a lost START costs one delay more
 
 
@@ -489,6 +490,16 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         committed, changed = await lab.changes(lab.commit(broken))
         assert (committed.words, changed) == (["INVALID"], {})
     assert await lab.end(held, links=links(*urls("b.test", 250))) == "DONE"
+
+
+@case("commit", "RESTARTED")
+async def commit_restarted(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    committed, changed = await lab.changes(lab.commit(lab.commit_of(held, server="0" * 40, links=links(f"{B}/"))))
+    assert (committed.words, changed) == (["RESTARTED"], {})
+    assert await lab.end(held, server=restarts_of(lab.client).run_id) == "DONE"
 
 
 # -- what goes back
@@ -1177,8 +1188,12 @@ async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
     return lab, [entry_id.decode() for entry_id, _ in rows]
 
 
-def written(lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90) -> Awaitable[Any]:
-    return lab.frontier.sink_commit("out", writer=writer, expected=expected, offset=offset, entry_ids=ids)
+def written(
+    lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90, server: str = ""
+) -> Awaitable[Any]:
+    return lab.frontier.sink_commit(
+        "out", writer=writer, expected=expected, offset=offset, entry_ids=ids, server=server
+    )
 
 
 @case("sink_commit", "DONE")
@@ -1206,6 +1221,13 @@ async def sink_commit_lease_lost(open_lab: OpenLab) -> None:
     assert await lab.changes(written(lab, [*ids, FENCE])) == (("LEASE_LOST", [FENCE]), {})
     assert await written(lab, ids, offset=0) == ("DONE", None)
     assert await lab.changes(written(lab, ids, offset=0)) == (("LEASE_LOST", ids), {})
+
+
+@case("sink_commit", "RESTARTED")
+async def sink_commit_restarted(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 1)
+    assert await lab.changes(written(lab, ids, server="0" * 40)) == (("RESTARTED", None), {})
+    assert await written(lab, ids, server=restarts_of(lab.client).run_id) == ("DONE", None)
 
 
 @case("sink_commit", "REPLACED")

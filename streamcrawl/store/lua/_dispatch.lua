@@ -33,6 +33,11 @@ local function dispatch(limit)
     local cap, delay = cap_of(h), delay_of(h)
     local free = math.min(cap - h.in_flight, room - moved)
     if delay > 0 then free = math.min(free, 1) end
+    if delay > 0 and cap > 1 and free > 0 and h.start_due == 0 then
+      -- What is under way was handed out with a cap of 1, which was raised since: it asks nobody (start.lua) and may have
+      -- begun just now. The 1 says of the others that they do ask.
+      h.start_due = h.in_flight > 0 and now + delay or 1
+    end
     local passage = gate(h)
     if passage == 'ask' and free > 0 then
       enter(key, h, '0', '[0,' .. wall .. ROBOTS_REST)

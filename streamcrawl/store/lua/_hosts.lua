@@ -110,7 +110,9 @@ local function fetch_ended(h, ended)
   -- Crawl time is rounded down: without the 1 a delay could be short by up to 1 ms, which a log of the host shows.
   local due = delay > 0 and ended + delay + 1 or ended
   if due > h.due then h.due = due end
-  if cap_of(h) > 1 and delay > 0 and due > h.start_due then h.start_due = due end
+  if cap_of(h) > 1 and delay > 0 then h.start_due = math.max(h.start_due, due)
+  -- Nobody is left who would ask: dispatch tells by it, should the cap be raised, that those under way did not.
+  elseif h.in_flight == 0 then h.start_due = 0 end
 end
 
 -- A host that was given up gets another chance, as if it had never failed. A page budget that is used up is no failure.

@@ -6,9 +6,10 @@
 -- ARGV[2] granted  int   what it is granted in all, by grant.lua; '' when the crawl has no limit (any more)
 -- ARGV[3] back     int   pages to give back, as far as they are neither done nor under way
 --
--- Returns {'OK', granted, returned, used, queued}  `used` done or under way; `queued` pages that wait
+-- Returns {'OK', granted, returned, used, queued}  `used` done or under way; `queued` pages that wait,
+--                                              0 when none of them can be had (blocked hosts, say)
 --         {'GONE'}
--- Derives `totals`. Repeat: harmless; a repeated return gives back more of what is not used.
+-- Derives `totals`, `schedule`, `stream:fetch`. Repeat: harmless; a repeated return gives back more of what is not used.
 --
 -- The shard may fetch granted - returned pages in all: its `pages_max`, at which dispatch stops. Both only grow, so an
 -- old answer that comes late can change nothing.
@@ -16,6 +17,8 @@
 local have = call('HMGET', KEYS[1], 'granted', 'returned')
 local t = call('HMGET', P .. 'totals', 'page.done', 'page.streamed', 'page.queued')
 local used, queued = (tonumber(t[1]) or 0) + (tonumber(t[2]) or 0), tonumber(t[3]) or 0
+-- Or they would be granted pages again and again that others wait for.
+if call('ZCARD', P .. 'schedule') == 0 and call('XLEN', STREAM) == 0 then queued = 0 end
 local granted, returned = tonumber(have[1]) or 0, tonumber(have[2]) or 0
 if ARGV[2] == '' then
   call('HDEL', KEYS[1], 'pages_max')

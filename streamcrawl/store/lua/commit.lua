@@ -6,7 +6,7 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out]}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
 --   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
@@ -21,10 +21,13 @@
 --   items         sink, record, sink, record, …
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
+--   server        run_id of the server that took the links which were offered before; '' when none were
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
 --           LEASE_LOST  the entry was taken back, or this is a repeat: nothing was written for it
+--           RESTARTED   the server is another process than `server`, and may have lost those links: nothing was written
+--                       for it; the caller offers them again
 --           INVALID     malformed, or of another host or line than the entry: nothing was written for it; the caller
 --                       makes it a dead letter
 --         {'GONE'}
@@ -38,6 +41,7 @@
 -- include _seen
 -- include _links
 -- include _dispatch
+-- include _process
 -- Up to 1e12 (31 years in ms): beyond, sums leave what a double, ZADD and PX hold, and infinity is a whole number too.
 local function is_int(value)
   return type(value) == 'number' and value >= 0 and value <= 1e12 and value == math.floor(value)
@@ -71,7 +75,8 @@ for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do SINK
 local function is_valid(c)
   if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
     or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
-    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table' then
+    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table'
+    or not (c[12] == nil or is_text(c[12])) then
     return false
   end
   local check = DETAIL[c[4]]
@@ -167,6 +172,8 @@ for n = 4, #ARGV do
   local is_read, c = pcall(cmsgpack.unpack, ARGV[n])
   if not is_read or not is_valid(c) then
     words[#words + 1] = 'INVALID'
+  elseif is_other_process(c[12] or '') then
+    words[#words + 1] = 'RESTARTED'
   elseif not leave(c[2], c[3], c[1]) then
     words[#words + 1] = 'LEASE_LOST'
     count(c[3] .. '.lease_lost', 1)

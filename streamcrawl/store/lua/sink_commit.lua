@@ -8,18 +8,23 @@
 -- ARGV[4] expected  int      offset in bytes before the batch
 -- ARGV[5] offset    int      offset after it
 -- ARGV[6] ids       msgpack  entry ids of the batch, at most 1,000
+-- ARGV[7] server    str      run_id of the server that said the offsets of all shards; '' leaves it unasked
 --
 -- Returns {'DONE'}                      acknowledged, deleted, offset stored
 --         {'LEASE_LOST', {id, …}}       these are no longer pending; nothing was written
 --         {'OFFSET_MISMATCH', stored}   nothing was written: truncate to `stored` and write again
+--         {'RESTARTED'}                 the server is another process: other shards' offsets may have gone back, and
+--                                       this batch lies behind theirs; nothing was written
 --         {'REPLACED'}                  another writer took over: stop writing
 --         {'GONE'}
 -- Derives `offsets`, `stream:fetch:<sink>`, `totals`. Repeat: says OFFSET_MISMATCH with the new offset, or LEASE_LOST
 -- when expected = offset; the caller compares the stored offset with its own before it truncates.
 -- include _state
+-- include _process
 local sink, stream = ARGV[2], P .. 'stream:fetch:' .. ARGV[2]
 local have = call('HMGET', P .. 'offsets', sink .. ':writer', sink .. ':offset')
 if have[1] ~= ARGV[3] then return {'REPLACED'} end
+if is_other_process(ARGV[7]) then return {'RESTARTED'} end
 if (tonumber(have[2]) or 0) ~= tonumber(ARGV[4]) then return {'OFFSET_MISMATCH', tonumber(have[2]) or 0} end
 local ids = cmsgpack.unpack(ARGV[6])
 local lost = {}

@@ -1,0 +1,180 @@
+"""A store that loses what it has just answered, between two answers that belong together.
+
+What each of them alone would mean is settled by one script; here one lies in another shard, or in an earlier call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.exceptions import RedisError
+
+from streamcrawl.rules.scope import Scope
+from streamcrawl.settings import make_settings
+from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.sinks.loop import SinkLoop
+from streamcrawl.store.connection import connect
+from streamcrawl.store.frontier import FETCH_STREAM, LINKS_PER_CALL, Beat, Committed, Frontier
+from streamcrawl.store.shards import Shards, open_crawl
+from streamcrawl.work.board import Board, monotonic_ms
+from streamcrawl.work.child import Child, ChildSpec
+from streamcrawl.work.worker import run_worker
+from tests.integration.drive import OUTPUT, QUICK, Talker, html, until
+from tests.integration.snapshot import links, wait_until
+from tests.redis_server import DURABLE, RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+    from aiohttp import web
+
+LEASE_MS = 5000
+
+
+def forget(server: RedisServer, since_bytes: int) -> None:
+    """Restart the server without what it has written since its log was so long."""
+    server.kill9()
+    assert server.lose_written(since_bytes) > 0
+    server.start()
+
+
+class Forgetting(Frontier):
+    """A shard before whose first commit the server forgets what came since `kept`, once that is set."""
+
+    def __init__(self, frontier: Frontier, server: RedisServer) -> None:
+        super().__init__(frontier.client, frontier.keys, frontier.epoch)
+        self._server = server
+        self.kept = 0
+
+    async def commit(self, worker: str, packed: Iterable[bytes], limit: int) -> Committed:
+        if self.kept:
+            kept, self.kept = self.kept, 0
+            await asyncio.to_thread(forget, self._server, kept)
+        return await super().commit(worker, packed, limit)
+
+
+@asynccontextmanager
+async def worker(child: Child) -> AsyncIterator[None]:
+    """Run a worker child in this process, with a heartbeat that is always confirmed."""
+
+    async def beat() -> None:
+        while not running.done():
+            child.board.confirm(monotonic_ms())
+            await asyncio.wait((running,), timeout=0.1)
+
+    child.board.confirm(monotonic_ms())
+    running = asyncio.create_task(run_worker(child))
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        child.stop.set()
+        await asyncio.gather(running, beating)
+        await child.close()
+        child.board.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_links_that_were_offered_before_their_page_ended_and_lost_are_offered_again(
+    crawl_name: str, shards: int
+) -> None:
+    settings = make_settings(**QUICK | {"name": crawl_name, "shards": shards, "lease_ms": LEASE_MS, "links_max": 1000})
+    with RedisServer(options=DURABLE) as server:
+        async with Talker({}) as talker:
+            client = connect(server.url)
+            crawl, _ = await open_crawl(client, settings)
+            page, far = talker.origin, talker.origin.replace("127.0.0.1", "localhost")
+            own = crawl.index_of(page)
+            # Before the commit go those of another shard, and with a single one what is too much for the commit.
+            found = [f"{page}/{n}" for n in range(2 * LINKS_PER_CALL + 9)] if shards == 1 else [f"{far}/far"]
+            assert (crawl.index_of(far) == own) is (shards == 1)
+            spec = ChildSpec(
+                redis_url=server.url,
+                settings=settings,
+                epoch=crawl.epoch,
+                consumer="w1",
+                role="fetch",
+                scope=Scope.from_settings(settings, [page]).state(),
+            )
+            child = Child(spec, Board.create(settings.concurrency), io.StringIO())
+            forgetting = Forgetting(child.crawl.frontiers[own], server)
+            child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
+
+            async def answer(count: int) -> web.StreamResponse:
+                # The entry of the page is delivered, and nothing of its links is written yet.
+                forgetting.kept = server.append_log.stat().st_size
+                return await html(*found)(count)
+
+            talker.answers["/"] = answer
+            for frontier in crawl:
+                await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency, "{}")], lease_ms=LEASE_MS)
+            await crawl.frontiers[own].offer(links(f"{page}/"))
+            async with worker(child):
+                paths = {"/" + link.rpartition("/")[2] for link in found}
+                await until(lambda: paths <= {request.path for request in talker.requests}, "all links to be fetched")
+            assert [request.path for request in talker.requests].count("/") == 1
+            await client.aclose()
+
+
+class ForgettingFile(JsonlFile):
+    """A file in whose second write the server forgets the batch of the first."""
+
+    def __init__(self, path: Path, server: RedisServer) -> None:
+        super().__init__(path)
+        self._server = server
+        self._kept: list[int] = []
+
+    def append(self, records: Sequence[bytes]) -> int:
+        self._kept.append(self._server.append_log.stat().st_size)
+        if len(self._kept) == 2:
+            forget(self._server, self._kept[0])
+        return super().append(records)
+
+
+async def test_lost_batch_of_one_shard_is_not_taken_for_written_by_that_of_another(
+    crawl_name: str, tmp_path: Path
+) -> None:
+    settings = make_settings(**QUICK | {"name": crawl_name, "shards": 2, "lease_ms": LEASE_MS})
+    output = tmp_path / "pages.jsonl"
+    records = [f'{{"n":{n}}}' for n in range(6)]
+    with RedisServer(options=DURABLE) as server, ForgettingFile(output, server) as file:
+        client, reader = connect(server.url), connect(server.url, blocking=True)
+        crawl, _ = await open_crawl(client, settings, sinks=[OUTPUT])
+        for n, record in enumerate(records):
+            await client.xadd(crawl.frontiers[n % 2].keys.sink_stream(OUTPUT), {"item": record})
+        board, log = Board.create(100), list[str]()
+        loop = SinkLoop(
+            crawl,
+            reader,
+            file,
+            sink=OUTPUT,
+            consumer="s1",
+            board=board,
+            lease_ms=LEASE_MS,
+            linger_ms=20,
+            log=log.append,
+        )
+
+        async def is_all_written() -> bool:
+            try:
+                lengths: list[Any] = [await client.xlen(one.keys.sink_stream(OUTPUT)) for one in crawl]
+            except RedisError:
+                return False
+            return not any(lengths)
+
+        stop = asyncio.Event()
+        running = asyncio.create_task(loop.run(stop))
+        try:
+            await wait_until(is_all_written, "all records to be written")
+        finally:
+            stop.set()
+            await running
+        assert sorted(output.read_text().splitlines()) == records, log
+        board.close()
+        await reader.aclose()
+        await client.aclose()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 LINES: Final = 400_000 if IS_FULL else 75_000
-"""A cursor is written every 12,500 lines at the latest: several times more than there are kills, on a fast machine too."""
+"""A cursor is written every 12,500 lines at the latest: more often than it is killed."""
 KILLS: Final = 12 if IS_FULL else 2
 HOSTS: Final = 200
 WITHIN_S: Final = 120 if IS_FULL else 40

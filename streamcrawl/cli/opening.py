@@ -18,7 +18,6 @@ from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of
 from streamcrawl.sinks.jsonl import check_writable
 from streamcrawl.web.address_guard import AddressGuard
-from streamcrawl.web.dns import Resolver
 from streamcrawl.work.seeds import seed_url
 from streamcrawl.work.supervisor import SinkSpec
 
@@ -94,6 +93,8 @@ async def seeds_state(scope: Scope, settings: Settings, stored: Stored | None) -
     before = {hostname_of(host) for host in stored.scope["hosts"]} if stored is not None else set()
     asked = [name for name in names if name not in before]
     if asked and not settings.allow_private:
+        from streamcrawl.web.dns import Resolver  # brings aiohttp with it: 0.1 s that only seeds with a name need
+
         resolver = Resolver(AddressGuard(settings, Inside()), settings.nameservers)
         try:
             async with asyncio.timeout(LOOKUP_S):

@@ -237,6 +237,8 @@ class PageWork:
 
     async def _lease_is_fresh_in_time(self) -> bool:
         """The same for a task that has not begun; False after a whole lease: it goes back."""
+        if self._board.beat_age_ms() <= self._settings.lease_ms // 2:
+            return True
         # Rather than be let go: what nobody holds is reclaimed, and a crash is counted against it.
         try:
             async with asyncio.timeout(self._settings.lease_ms / 1000):

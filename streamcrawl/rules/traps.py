@@ -47,6 +47,7 @@ _VALUE_DATE: Final = re.compile(rf"(?P<year>{_NUMBER_YEAR})-(?P<month>{_MONTH})(
 _COMPACT_DATE: Final = re.compile(rf"(?P<year>{_NUMBER_YEAR})(?P<month>{_MONTH})(?:{_DAY})?$")
 _TIME_NAME: Final = re.compile(r"date|day|month|time|cal|start|from", re.IGNORECASE)
 """Digits without a break may be anything, unless the name of their parameter says that they are a time."""
+_YEAR_ANYWHERE: Final = re.compile(_NUMBER_YEAR)
 _YEAR_VALUE: Final = re.compile(rf"{_NUMBER_YEAR}$")
 _MONTH_VALUE: Final = re.compile("(?:1[0-2]|0?[1-9])$")
 
@@ -143,7 +144,7 @@ class Traps:
 
     def _is_far_in_calendar(self, url: str, referrer: str) -> bool:
         first, last = self._year_first, self._year_last
-        if first is None and last is None:
+        if (first is None and last is None) or _YEAR_ANYWHERE.search(url) is None:
             return False
         date = _date_in(url)
         if date is None:

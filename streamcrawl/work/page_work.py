@@ -409,11 +409,14 @@ class PageWork:
 
     def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
         """Give each link its way: into the commit, before it in chunks, or to the shard of its host."""
+        by_shard: dict[int, Links] = {}
         own = self._crawl.index_of(commit.host)
-        by_shard: dict[int, Links] = {own: Links()}
         for task in tasks:
-            by_shard.setdefault(self._crawl.index_of(task.host), Links()).add(task)
-        commit.links = by_shard.pop(own)
+            shard = own if task.host == commit.host else self._crawl.index_of(task.host)
+            if shard == own:
+                commit.links.add(task)
+            else:
+                by_shard.setdefault(shard, Links()).add(task)
         while len(commit.links) > LINKS_PER_CALL:
             ending.ahead.append(commit.links.take(LINKS_PER_CALL))
         for shard, links in by_shard.items():

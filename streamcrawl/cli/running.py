@@ -138,6 +138,15 @@ class Running:
         self.stop_feeding.set()
         self._supervisor.stop()
 
+    def end_when_told(self) -> None:
+        """Raise CancelledError when a signal has come: its own may have been swallowed.
+
+        redis-py awaits by asyncio.wait_for, which loses a cancellation that comes with the answer (Python 3.11,
+        gh-86296; mended in 3.12).
+        """
+        if self._signals:
+            raise asyncio.CancelledError
+
     async def run_crawl(self, job: Job) -> ExitCode:
         """Work at a crawl until it ends or this process is stopped; show how it goes, and sum up.
 
@@ -146,17 +155,16 @@ class Running:
             StoreUnavailable: Redis did not come back.
             StreamcrawlError: the workers, or what feeds them, cannot go on.
         """
-        if self._signals:
-            # The cancellation was swallowed: redis-py awaits by asyncio.wait_for, which loses one that comes with the
-            # answer (Python 3.11, gh-86296; mended in 3.12). From here on the supervisor is told to stop.
-            raise asyncio.CancelledError
+        sinks = await self._without_written_elsewhere(job)
+        # The last question to the store was asked: a signal that comes from here on is the supervisor's.
+        self.end_when_told()
         self._grace_ms = job.settings.grace_ms
         self._supervisor = Supervisor(
             job.store.url,
             job.settings,
             job.crawl,
             scope=job.scope,
-            sinks=await self._without_written_elsewhere(job),
+            sinks=sinks,
             version=job.version,
             stays_for=job.stays_for,
             memory_default_bytes=None if job.store.embedded is None else MEMORY_DEFAULT_BYTES,

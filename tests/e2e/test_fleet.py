@@ -389,6 +389,18 @@ def test_workers_may_come_before_their_crawl(fleet: Fleet, leisurely_site: SiteP
     assert_each_fetched_once(leisurely_site)
 
 
+def test_worker_that_is_stopped_as_it_joins_ends(fleet: Fleet, leisurely_site: SiteProcess) -> None:
+    crawl = fleet.crawl(leisurely_site)
+    for _ in range(4):
+        worker = fleet.worker()
+        # Between this word and its workers' start lie some questions to Redis, and a signal could be lost in each.
+        worker.until(lambda worker=worker: "joining" in worker.err, "it joins")  # type: ignore[misc]
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.wait(30).code in (ExitCode.STOPPED, ExitCode.DONE)
+    assert crawl.wait().code == ExitCode.DONE
+    assert_each_fetched_once(leisurely_site)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_worker_that_waits_for_its_crawl_is_stopped_at_once(fleet: Fleet, number: signal.Signals) -> None:
     worker = fleet.worker()

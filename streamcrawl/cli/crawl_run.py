@@ -259,7 +259,7 @@ class _Crawl(Running):
             if changes[setting].value == value:
                 continue
             status = await read_status(crawl.client, self._name)
-            if any(worker.beat_age_ms < default.lease_ms for worker in status.workers):
+            if any(worker.beat_age_ms < status.lease_ms for worker in status.workers):
                 asked, now = show_value(setting, changes[setting].value), show_value(setting, value)
                 raise ConfigError(
                     f"{changes[setting].source} {asked}: crawl {self._name!r} is at work with {now}, and "

@@ -34,7 +34,6 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.embedded import LOCK_WAIT_S
 from streamcrawl.store.keys import CRAWLS, Keys
 from streamcrawl.store.shards import delete_crawl, join_crawl
-from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ LINE_S: Final = 10.0
 LOOK_S: Final = 0.25
 END_WAIT_S: Final = 60.0
 """For the workers of an embedded crawl that was deleted: they learn of it within seconds and stop their server last."""
-ALIVE_LEASES: Final = 3
-"""A worker that has not beaten for so many leases does not count any more, as in beat.lua."""
 
 
 class _Place(NamedTuple):
@@ -214,8 +211,7 @@ def _in_words(left: dict[str, int]) -> str:
 
 async def _is_anyone_alive(at: _Place, status: Status | None = None) -> bool:
     status = status or await read_status(at.crawl.client, at.name)
-    settings = settings_of(at.crawl, at.name, (await read_tuned(at.crawl)).given)
-    return any(worker.beat_age_ms < ALIVE_LEASES * settings.lease_ms for worker in status.workers)
+    return any(map(status.lives, status.workers))
 
 
 def close(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:

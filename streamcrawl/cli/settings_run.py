@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.cli.fleet import ALIVE_LEASES
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import existing_store
 from streamcrawl.errors import ConfigError, ExitCode
@@ -97,7 +96,7 @@ def set_settings(name: str, redis_url: str | None, texts: Sequence[str], *, is_j
             crawl = await join_crawl(store.client, name)
             before = await read_tuned(crawl)
             old = settings_of(crawl, name, before.given)
-            await _refuse_while_at_work(crawl, name, changes, old)
+            await _refuse_while_at_work(crawl, name, changes)
             return before, old, *await tune(crawl, name, changes)
 
     before, old, now, settings = asyncio.run(change())
@@ -145,12 +144,12 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Given | None]:
     return changes
 
 
-async def _refuse_while_at_work(crawl: Shards, name: str, changes: dict[str, Given | None], settings: Settings) -> None:
+async def _refuse_while_at_work(crawl: Shards, name: str, changes: dict[str, Given | None]) -> None:
     resting = [field for field in changes if CLASSES[field][0] is SettingClass.RESTING]
     if not resting:
         return
     status = await read_status(crawl.client, name)
-    alive = [worker for worker in status.workers if worker.beat_age_ms < ALIVE_LEASES * settings.lease_ms]
+    alive = [worker for worker in status.workers if status.lives(worker)]
     if alive:
         raise ConfigError(
             f"{key_of(resting[0])} changes only while no worker is alive ({CLASSES[resting[0]][1]}): stop "

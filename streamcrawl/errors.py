@@ -56,6 +56,14 @@ class CrawlGone(StoreError):
     """The crawl was deleted or started afresh: this worker's epoch is over. It exits and writes nothing."""
 
 
+class QueueGone(StoreError):
+    """The TaskQueue was deleted, or its Redis flushed: this object of it is over."""
+
+
+class QueueClosed(StreamcrawlError):
+    """A put after `close()`; or a get after it, once all that was accepted is settled: the consumer ends."""
+
+
 class LeaseLost(StreamcrawlError):
     """Another worker has, or had, the entry: drop the result and count it."""
 

@@ -89,6 +89,7 @@ class SettleLoop:
             group = self._waiting.popleft().group
             if not group.future.done():
                 group.future.set_exception(error)
+                group.future.exception()  # not everybody waits for it: what is given back by the way is nobody's await
 
     async def run(self) -> None:
         while self._waiting or not self._is_stopped:

@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 import traceback
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypedDict, Unpack, overload
 
@@ -342,7 +342,10 @@ class TaskQueue(Generic[T]):
         await self._submit((self._packed(item, priority, delay_s, id),), delay_s, is_patient=False)
 
     async def put_many(self, items: Iterable[T], *, priority: int = 0, delay_s: float = 0.0) -> None:
-        """Put items in their order; wait as often as the queue is full. All are accepted when this returns."""
+        """Put items in their order; wait as often as the queue is full. All are accepted when this returns.
+
+        When it raises, or is cancelled, the first of them may be: the caller does not learn how many.
+        """
         await self._submit([self._packed(item, priority, delay_s, "") for item in items], delay_s, is_patient=True)
 
     async def _submit(self, packed: Sequence[bytes], delay_s: float, *, is_patient: bool) -> None:
@@ -467,6 +470,11 @@ class TaskQueue(Generic[T]):
         """Give an item back untried: it waits again, and no attempt is counted. Raises as `task_done` does."""
         await self._end(handle, "back", 0, "")
 
+    def give_back_soon(self, handle: Handle[T]) -> None:
+        """The same without waiting for it, and without an error: for an asyncio task that is being cancelled."""
+        if self._over is None and handle.state is State.OUT:
+            self._settles.end(handle, "back")
+
     async def _end(self, handle: Handle[Any], how: str, number: int, error: str) -> None:
         self._begin(handle)
         if await self._settles.end(handle, how, number, error[-ERROR_CHARACTERS_MAX:]):
@@ -488,8 +496,7 @@ class TaskQueue(Generic[T]):
             raise ValueError(f"this asyncio task has {len(mine)} items out: say which one, task_done(handle)")
         return mine[0]
 
-    @asynccontextmanager
-    async def process(self, handle: Handle[T] | None = None, *, timeout: float | None = None) -> AsyncIterator[T]:
+    def process(self, handle: Handle[T] | None = None, *, timeout: float | None = None) -> Processing[T]:
         """Work at one item: `async with queue.process() as item:`; the end of the block settles it.
 
         The end of the block is `task_done`. An exception is a `retry` after a back-off (1 s, twice as long each time,
@@ -500,32 +507,10 @@ class TaskQueue(Generic[T]):
         Args:
             handle: To work at, of `async for handle in queue`; None gets the next one, within `timeout`.
         """
-        handle = handle or await self.get(timeout=timeout)
-        scope = asyncio.timeout(None)
-        try:
-            async with scope:
-                handle.call_when_lost(lambda: scope.reschedule(asyncio.get_running_loop().time()))
-                try:
-                    yield handle.item
-                finally:
-                    handle.call_when_lost(None)
-        except asyncio.CancelledError:
-            if handle.state is State.OUT:
-                # Not awaited: the caller is told to stop. It goes out by itself, or by the lease.
-                self._settles.end(handle, "back")
-            raise
-        except Exception as error:
-            if handle.is_lost:
-                raise _lost(handle) from error
-            if handle.state is State.OUT:
-                await self._fail(handle, error)
-            else:
-                raise  # settled inside of the block: nobody but the caller can act on it
-        else:
-            if handle.state is State.OUT or handle.is_lost:
-                await self.task_done(handle)
+        return Processing(self, handle, timeout)
 
-    async def _fail(self, handle: Handle[T], error: Exception) -> None:
+    async def fail(self, handle: Handle[T], error: Exception) -> None:
+        """Settle an item whose work raised `error`, as `process` does. Raises as `task_done` does."""
         from streamcrawl.response import Drop, Retry  # the parser behind it costs its import
 
         if isinstance(error, Drop):
@@ -717,6 +702,45 @@ class TaskQueue(Generic[T]):
         self._doubted_until = time.monotonic() + DOUBT_S
         self._reader.note_restart()
         self._keep.hurry()
+
+
+class Processing(Generic[T]):
+    """The block of `TaskQueue.process`."""
+
+    def __init__(self, queue: TaskQueue[T], handle: Handle[T] | None, timeout: float | None) -> None:
+        self._queue = queue
+        self._handle = handle
+        self._timeout = timeout
+
+    async def __aenter__(self) -> T:
+        handle = self._handle = self._handle or await self._queue.get(timeout=self._timeout)
+        self._scope = scope = await asyncio.timeout(None).__aenter__()
+        handle.call_when_lost(lambda: scope.reschedule(asyncio.get_running_loop().time()))
+        return handle.item
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        handle = self._handle
+        assert handle is not None
+        handle.call_when_lost(None)
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError:  # of our scope: the lease was lost, and the block cancelled for it
+            raise _lost(handle) from error
+        if error is None:
+            await self._queue.task_done(handle)
+            return False
+        if handle.is_lost:
+            raise _lost(handle) from error
+        if handle.state is not State.OUT:
+            return False  # settled inside of the block: nobody but the caller can act on what came after
+        if isinstance(error, Exception):
+            await self._queue.fail(handle, error)
+            return True
+        # Cancelled, or the process is told to end. Not awaited: it goes out by itself, or by the lease.
+        self._queue.give_back_soon(handle)
+        return False
 
 
 def _lost(handle: Handle[Any]) -> LeaseLost:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from redis.exceptions import RedisError
 
 from streamcrawl.errors import QueueClosed, StoreError, StoreUnavailable
@@ -271,7 +272,7 @@ class Reader:
                 self._largest = len(payload)
             try:
                 item = self._decode(payload)
-            except ValueError as error:  # msgspec's are
+            except (ValueError, msgspec.MsgspecError) as error:
                 broken = Handle[Any](payload, entry_id, level, attempts + 1, crashes)
                 self._held.add(broken)
                 self._settles.end(broken, "dead", 1, f"the item cannot be read: {error}")

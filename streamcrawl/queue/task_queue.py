@@ -29,7 +29,15 @@ from streamcrawl.queue.puts import PutLoop
 from streamcrawl.queue.reader import Reader
 from streamcrawl.queue.settles import SettleLoop
 from streamcrawl.store.connection import check_server, connect, connect_like
-from streamcrawl.store.queue_store import LETTERS_PER_CALL, LEVELS_MAX, check_name, open_queue, pack_item
+from streamcrawl.store.queue_store import (
+    LETTERS_PER_CALL,
+    LEVELS_MAX,
+    check_name,
+    enlist,
+    open_queue,
+    pack_item,
+    unlist,
+)
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, until_answered
 
@@ -198,6 +206,7 @@ class TaskQueue(Generic[T]):
         self._reading_client = self._connect(blocking=True)
         try:
             await check_server(self._client)
+            await enlist(self._client, self.name)
             self._store = store = await open_queue(self._client, self.name, levels=self._levels, values=self._values)
         except BaseException:
             await self._client.aclose()
@@ -366,7 +375,7 @@ class TaskQueue(Generic[T]):
             raise ValueError(f"an id of {len(item_id)} characters is too long: {ID_BYTES_MAX} at most")
         try:
             payload = self._encode(item)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise CodecError(f"an item of {type(item).__name__} cannot be written: {error}") from error
         if len(payload) > ITEM_BYTES_MAX:
             raise CodecError(
@@ -556,6 +565,7 @@ class TaskQueue(Generic[T]):
         """Remove the queue with all that is in it; every other member of it meets QueueGone."""
         with suppress(QueueGone):
             await self._ask(self._opened.delete)
+        await self._ask(lambda: unlist(self._client, self.name))
         self._over = self._over or QueueGone(f"the queue {self.name!r} was deleted")
 
     async def stats(self) -> QueueStats:

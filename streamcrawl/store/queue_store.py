@@ -180,9 +180,8 @@ class QueueStore:
         return int((await self._run("leave", member))[1])
 
     async def delete(self) -> None:
+        """Remove the queue; `unlist` takes its name from the list afterwards."""
         await self._run("delete")
-        with mapped_errors():
-            await self.client.srem(QUEUES, self.keys.name)
 
     async def dead(self, after: str, count: int) -> list[tuple[str, dict[str, bytes]]]:
         """Return at most `count` dead letters behind the one with the id `after` ('' for the first), oldest first."""
@@ -226,9 +225,6 @@ async def open_queue(
     defaults = {
         field: value for field, value in DEFAULTS._asdict().items() if field not in values and field != "levels"
     }
-    with mapped_errors():
-        # First: a queue that is not on the list could not be found again.
-        await client.sadd(QUEUES, name)
     word, stored, *more = await Scripts(client, keys.state).run(
         "queue_open",
         epoch or secrets.token_hex(8),
@@ -250,6 +246,18 @@ async def open_queue(
     state = dict(zip(more[0][::2], more[0][1::2], strict=True))
     settings = QueueSettings(*(int(state[field.encode()]) for field in QueueSettings._fields))
     return QueueStore(client, keys, stored.decode(), settings)
+
+
+async def enlist(client: Redis, name: str) -> None:
+    """Put a queue on the server's list; before it is created, or one that broke off there could not be found again."""
+    with mapped_errors():
+        await client.sadd(QUEUES, name)
+
+
+async def unlist(client: Redis, name: str) -> None:
+    """Take a queue that was deleted from the list."""
+    with mapped_errors():
+        await client.srem(QUEUES, name)
 
 
 def check_name(name: str) -> None:

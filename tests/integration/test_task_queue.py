@@ -557,7 +557,7 @@ async def test_codecs_bring_back_what_went_in(open_queue: Open, codec: str, item
 
 async def test_what_cannot_go_in_is_refused_in_a_line(open_queue: Open) -> None:
     queue = await open_queue()
-    for bad, why in ((object(), "cannot be written"), (b"x" * 1_000_001, "too large")):
+    for bad, why in ((object(), "cannot be written"), (2**70, "cannot be written"), (b"x" * 1_000_001, "too large")):
         with pytest.raises(CodecError, match=why):
             await queue.put(bad)
     with pytest.raises(ValueError, match="delay_s"):

@@ -1,11 +1,11 @@
 """Find files with equal content: a pipeline of three stages on two queues, and no crawl.
 
-    python -m examples.duplicates FOLDER [--processes 2] [--redis URL]
+    python -m examples.duplicates FOLDER [--processes 2] [--lease 10] [--redis URL]
 
     walk ──▶ queue "files" ──▶ hash, in any number of processes ──▶ queue "digests" ──▶ collect
 
 The walk waits while a thousand files wait to be hashed, so a slow disk keeps it from filling the memory. Kill any of
-the hashing processes (the program names them): its files are hashed by the others after ten seconds. A file may be
+the hashing processes (the program names them): its files are hashed by the others once its lease is over. A file may be
 hashed twice then, but its digest is put with the path as its id, so it arrives once. Each stage ends by `close`, when
 the one before it is settled. Without --redis a server of its own runs as long as the program does.
 """
@@ -27,8 +27,6 @@ from pathlib import Path
 from streamcrawl import TaskQueue
 from streamcrawl.errors import ConfigError, StoreError
 from streamcrawl.store.embedded import EmbeddedRedis
-
-LEASE_S = 10.0
 
 
 async def walk(folder: Path, files: TaskQueue[str]) -> int:
@@ -70,12 +68,12 @@ async def collect(digests: TaskQueue[tuple[str, str]]) -> list[list[str]]:
     return sorted(sorted(equal) for equal in paths.values() if len(equal) > 1)
 
 
-async def find(folder: Path, url: str, processes: int) -> int:
+async def find(folder: Path, url: str, processes: int, lease_s: float) -> int:
     """Run the pipeline; return the exit code: 1 when files could not be read."""
     name = f"duplicates-{secrets.token_hex(4)}"
     async with (
-        TaskQueue(f"{name}-files", url, type=str, maxsize=1000, lease_s=LEASE_S, attempts_max=2) as files,
-        TaskQueue(f"{name}-digests", url, type=tuple[str, str], lease_s=LEASE_S) as digests,
+        TaskQueue(f"{name}-files", url, type=str, maxsize=1000, lease_s=lease_s, attempts_max=2) as files,
+        TaskQueue(f"{name}-digests", url, type=tuple[str, str], lease_s=lease_s) as digests,
     ):
         spawn = multiprocessing.get_context("spawn")
         workers = [spawn.Process(target=run_worker, args=(url, name)) for _ in range(processes)]
@@ -110,6 +108,9 @@ async def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--redis", metavar="URL")
+    parser.add_argument(
+        "--lease", type=float, default=10.0, metavar="SECONDS", help="until a dead process's files are others'"
+    )
     options = parser.parse_args()
     async with AsyncExitStack() as stack:
         url = options.redis
@@ -117,7 +118,7 @@ async def main() -> int:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="duplicates-")))
             server = await stack.enter_async_context(EmbeddedRedis(folder, memory_max_bytes=256_000_000))
             url = server.url
-        return await find(options.folder, url, options.processes)
+        return await find(options.folder, url, options.processes, options.lease)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,13 @@ class Held:
     def remove(self, handle: Handle[Any]) -> None:
         self.by_level[handle.level].pop(handle.id, None)
 
-    def ids(self) -> dict[int, list[str]]:
-        return {level: list(handles) for level, handles in enumerate(self.by_level) if handles}
+    def ids(self, chunk: int) -> list[dict[int, list[str]]]:
+        """Return all ids by their level, in parts of at most `chunk`; one part without any when nothing is held."""
+        parts: list[dict[int, list[str]]] = []
+        for level, handles in enumerate(self.by_level):
+            ids = list(handles)
+            parts += ({level: ids[start : start + chunk]} for start in range(0, len(ids), chunk))
+        return parts or [{}]
 
     def out(self) -> list[Handle[Any]]:
         return [handle for handles in self.by_level for handle in handles.values() if handle.state is State.OUT]

@@ -290,6 +290,8 @@ class TaskQueue(Generic[T]):
                 await self._ended("keep")
                 if not is_broken and self._store is not None:
                     await self._store.leave(self.member)
+        except QueueGone:
+            pass  # nobody to take leave of
         except (TimeoutError, StoreError) as failure:
             # Nothing is lost: the lease of what is out runs out.
             _log.warning("queue %s: left without a word to the store (%s)", self.name, str(failure) or "no answer")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ KILLS: Final = 30 if IS_FULL else 5
 CUTS_LEAST: Final = 100 if IS_FULL else 15
 """Of each kind."""
 LOSSES: Final = 10 if IS_FULL else 2
-EXAMPLES: Final = 200 if IS_FULL else 12
+EXAMPLES: Final = 200 if IS_FULL else 8
 SOON_S: Final = 300.0 if IS_FULL else 60.0
 
 
@@ -227,7 +228,7 @@ async def test_paused_process_is_told_that_its_leases_are_lost(
 def test_join_and_close_come_exactly_when_everything_accepted_is_settled(
     redis_server: RedisServer, crawl_name: str, seed: int
 ) -> None:
-    asyncio.run(_walk(redis_server.url, f"{crawl_name}-{seed}", random.Random(seed)))
+    asyncio.run(_walk(redis_server.url, f"{crawl_name}-{secrets.token_hex(4)}", random.Random(seed)))
 
 
 class _Record:
@@ -278,7 +279,7 @@ async def _walk(url: str, name: str, dice: random.Random) -> None:
                 await queue.task_done(handle)
 
         async def disturb() -> None:
-            while True:
+            while not is_calm.is_set():
                 for _ in range(dice.randrange(1, 12)):
                     await asyncio.sleep(0)
                 await asyncio.sleep(dice.choice([0, 0.001]))
@@ -291,6 +292,7 @@ async def _walk(url: str, name: str, dice: random.Random) -> None:
 
         consuming = [asyncio.create_task(consume(dice.choice(queues))) for _ in range(dice.randrange(1, 6))]
         producing = [asyncio.create_task(produce(dice.choice(queues))) for _ in range(dice.randrange(1, 8))]
+        is_calm = asyncio.Event()
         disturbing = asyncio.create_task(disturb())
         async with asyncio.timeout(SOON_S):
             await asyncio.wait((producing[0],))
@@ -298,8 +300,8 @@ async def _walk(url: str, name: str, dice: random.Random) -> None:
             await dice.choice(queues).join()
             assert before <= record.settling, "join returned before all that was accepted is settled"
             await asyncio.gather(*producing, return_exceptions=True)
-            disturbing.cancel()
-            await asyncio.wait((disturbing,))
+            is_calm.set()
+            await disturbing
             await dice.choice(queues).close()
             with pytest.raises(QueueClosed):
                 await dice.choice(queues).put(0)

@@ -425,10 +425,10 @@ async def test_item_whose_processes_die_is_dead_at_last(open_queue: Open) -> Non
 
 
 async def test_leases_of_the_living_are_kept(open_queue: Open) -> None:
-    queue, other = await open_queue(lease_s=0.5), await open_queue()
+    queue, other = await open_queue(lease_s=0.4), await open_queue()
     await queue.put("long")
     handle = await queue.get()
-    ended = time.monotonic() + 2.5
+    ended = time.monotonic() + 1.5
     while time.monotonic() < ended:
         with pytest.raises(TimeoutError):
             await other.get(timeout=0.2)
@@ -645,6 +645,43 @@ async def test_full_server_refuses_puts_and_lets_the_queue_drain(crawl_name: str
             await queue.put(b"x" * 50_000)
             await queue.task_done(await queue.get())
             assert (await queue.stats()).is_balanced
+
+
+async def test_leaving_does_not_wait_for_a_store_that_is_away(crawl_name: str) -> None:
+    async def leave(stop: Callable[[RedisServer], None]) -> None:
+        with RedisServer() as server:
+            async with TaskQueue[Any](crawl_name, server.url) as queue:
+                await queue.put(1)
+                await queue.get()
+                getting = asyncio.create_task(queue.get())
+                await asyncio.wait((getting,), timeout=0.1)
+                stop(server)
+                putting = asyncio.create_task(queue.put(3))
+                await asyncio.wait((putting,), timeout=0.1)
+            for task in (putting, getting):
+                with pytest.raises(QueueClosed):
+                    await task
+
+    await asyncio.gather(leave(RedisServer.kill9), leave(RedisServer.sigstop))
+
+
+async def test_many_items_out_are_all_kept(open_queue: Open) -> None:
+    queue, other = await open_queue(lease_s=LEASE_S, maxsize=0), await open_queue()
+    await queue.put_many(range(4500))
+    handles: list[Handle[Any]] = []
+    while len(handles) < 4500:
+        handles += await queue.get_many(500)
+    calls = (await queue._client.info("commandstats")).get("cmdstat_xclaim", {"calls": 0})["calls"]
+    queue._keep.hurry()
+    await until(lambda: has_claimed(queue, calls + 5), "the beat's calls")
+    assert not any(handle.is_lost for handle in handles)
+    assert await queue.task_done_many(handles) == []
+    assert await other.empty()
+
+
+async def has_claimed(queue: TaskQueue[Any], calls: int) -> bool:
+    stats = (await queue._client.info("commandstats")).get("cmdstat_xclaim", {"calls": 0})
+    return int(stats["calls"]) >= calls
 
 
 async def test_stats_say_who_is_there_and_how_old_the_oldest_is(open_queue: Open) -> None:

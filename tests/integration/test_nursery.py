@@ -53,18 +53,18 @@ async def born(kill_first):
     await child.wait()
     await nursery.close()
 
-for kill_first in (False, True):
-    with early_nursery():
-        asyncio.run(born(kill_first))
 with early_nursery():
     unused = _early[0][1].pid
 try:
     os.kill(unused, 0)
 except ProcessLookupError:
     print("gone")
+for kill_first in (False, True):
+    with early_nursery():
+        asyncio.run(born(kill_first))
 """
 
 
 def test_nursery_is_forked_early_and_started_anew_when_that_one_is_dead() -> None:
-    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout.split(), done.stderr) == (["forked", "started", "gone"], "")
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["gone", "forked", "started"], "")

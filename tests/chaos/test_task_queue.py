@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from streamcrawl import Handle, LeaseLost, QueueClosed, TaskQueue
 from tests.chaos.crawl_process import IS_FULL
 from tests.proxy import FailingProxy, Fault, Shares
+from tests.redis_sentinel import Replicated
 from tests.redis_server import DURABLE, RedisServer
 
 if TYPE_CHECKING:
@@ -197,6 +198,40 @@ async def test_store_that_lost_its_last_moments_gets_again_what_was_put(crawl_na
                 await producer.close()
                 await asyncio.gather(*consuming)
             await assert_settled(producer, accepted)
+
+
+async def test_failover_that_loses_writes_costs_no_item(crawl_name: str) -> None:
+    """Replication is asynchronous: what the old master alone had accepted and settled is put, or delivered, again."""
+    with Replicated() as servers:
+        old, new = servers.servers
+        async with AsyncExitStack() as stack:
+            producer = await stack.enter_async_context(TaskQueue(crawl_name, servers.url, type=int, lease_s=2))
+            consumer = await stack.enter_async_context(TaskQueue(crawl_name, servers.url, type=int))
+            worked: Counter[int] = Counter()
+
+            async def consume() -> None:
+                async for handle in consumer:
+                    worked[handle.item] += 1
+                    with suppress(LeaseLost):
+                        await consumer.task_done(handle)
+
+            consuming = [asyncio.create_task(consume()) for _ in range(4)]
+            await producer.put_many(range(100))
+            await until(lambda: len(worked) == 100, "what both servers know of")
+            servers.cut_replica_off()
+            await producer.put_many(range(100, 200))
+            await until(lambda: len(worked) == 200, "what only the old master knows of")
+            old.kill9()
+            await asyncio.to_thread(servers.until_master, new)
+            old.start()  # it comes back empty and as a master, until a Sentinel tells it whom to follow
+            await producer.put_many(range(200, 300))
+            async with asyncio.timeout(SOON_S):
+                await producer.join()
+                assert set(worked) == set(range(300))
+                await producer.close()
+                await asyncio.gather(*consuming)
+            await assert_settled(producer, 300)
+            assert sum(worked.values()) > 300, "the new master had not heard that they were done"
 
 
 async def test_paused_process_is_told_that_its_leases_are_lost(

@@ -54,6 +54,7 @@ class KeepLoop:
         self._stop = asyncio.Event()
         self._lease_s = store.settings.lease_ms / 1000
         self._beaten_at = time.monotonic()
+        self._beat_at = 0.0
         self._due_at = float("inf")
 
     def beat_age_s(self) -> float:
@@ -77,7 +78,6 @@ class KeepLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        self._beat_at = 0.0
         while not self._stop.is_set():
             self._wake.clear()
             if time.monotonic() >= self._beat_at:

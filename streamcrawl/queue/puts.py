@@ -119,9 +119,10 @@ class PutLoop:
                 await self._wake.wait()
                 continue
             try:
-                await self._put(batch)
-            except StoreFull as error:
-                await self._refuse(batch, error)
+                try:
+                    await self._put(batch)
+                except StoreFull as error:
+                    await self._refuse(batch, error)
             except BaseException as error:
                 failure = error if isinstance(error, Exception) else QueueClosed("the queue was left")
                 for _, group in batch:

@@ -47,6 +47,10 @@ SPARE_S: Final = 0.1
 """For so long an entry that nobody waits for any more is kept for the next caller, who is often about to come."""
 
 
+BUSY_S: Final = 2.0
+"""Who has not asked for so long gives back what was read ahead for him."""
+
+
 class _Getter:
     __slots__ = ("count", "future", "is_patient")
 
@@ -206,12 +210,12 @@ class Reader:
 
     def _is_busy(self) -> bool:
         """Does anybody here still take? If not, what was read ahead would wait here while others have nothing to do."""
-        return time.monotonic() - self._taken_at < self._store.settings.lease_ms / 2000
+        return time.monotonic() - self._taken_at < BUSY_S
 
     async def _rest(self) -> None:
         self._wake.clear()
         kept = self._prefetch if self._is_busy() else 0
-        wait_s = SPARE_S if len(self._buffer) > kept else self._store.settings.lease_ms / 2000 if self._buffer else None
+        wait_s = SPARE_S if len(self._buffer) > kept else BUSY_S if self._buffer else None
         if self._looks_left:
             wait_s = min(wait_s or float("inf"), max(0.0, self._look_at - time.monotonic()))
         if wait_s is None:

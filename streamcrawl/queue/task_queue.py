@@ -18,6 +18,7 @@ import time
 import traceback
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Self, TypedDict, Unpack, overload
 
 import msgspec
@@ -53,6 +54,8 @@ Codec = Literal["msgpack", "json", "bytes"]
 
 ITEM_BYTES_MAX: Final = 1_000_000
 """Of one encoded item: many come in one answer of Redis. What is larger goes into a file, its name into the queue."""
+PUT_MANY_STEP: Final = 1000
+"""Items of one `put_many` that are encoded and under way at a time: what it is given may be long, or without end."""
 ID_BYTES_MAX: Final = 256
 ERROR_CHARACTERS_MAX: Final = 2000
 DELAY_MAX_S: Final = 366 * 86_400
@@ -353,11 +356,13 @@ class TaskQueue(Generic[T]):
         await self._submit((self._packed(item, priority, delay_s, id),), delay_s, is_patient=False)
 
     async def put_many(self, items: Iterable[T], *, priority: int = 0, delay_s: float = 0.0) -> None:
-        """Put items in their order; wait as often as the queue is full. All are accepted when this returns.
+        """Put items in their order, however many; wait as often as the queue is full. All are in when this returns.
 
         When it raises, or is cancelled, the first of them may be: the caller does not learn how many.
         """
-        await self._submit([self._packed(item, priority, delay_s, "") for item in items], delay_s, is_patient=True)
+        source = iter(items)
+        while some := [self._packed(item, priority, delay_s, "") for item in islice(source, PUT_MANY_STEP)]:
+            await self._submit(some, delay_s, is_patient=True)
 
     async def _submit(self, packed: Sequence[bytes], delay_s: float, *, is_patient: bool) -> None:
         self._check()

@@ -48,7 +48,7 @@ def test_duplicates_are_found_with_one_command(tmp_path: Path) -> None:
 
 
 def test_killed_process_costs_no_file_and_an_unreadable_one_is_named(tmp_path: Path, redis_server: RedisServer) -> None:
-    groups = make_files(tmp_path, 1500)
+    groups = make_files(tmp_path, 600)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     program = subprocess.Popen(
         [*COMMAND, tmp_path, "--redis", redis_server.url, "--lease", "2"],

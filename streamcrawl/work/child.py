@@ -33,13 +33,11 @@ from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
 from streamcrawl.work.inspection import describe_tasks, sample_memory, stamped_tasks
 from streamcrawl.work.lag import LagLoop, ServerClock
-from streamcrawl.work.logs import Repeats, as_said
+from streamcrawl.work.logs import Repeats, Said, as_said
 from streamcrawl.work.meters import REDIS_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from streamcrawl.work.logs import Said
 
 EXIT_GONE: Final = 70
 """The crawl was deleted or begun afresh: do not start this worker again."""
@@ -178,7 +176,7 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         child.event(event="error", text=str(error))
         return EXIT_GONE
     except StoreUnavailable as error:
-        child.log(f"{child.spec.role}: ended without the store: {error}")
+        child.log(Said.warning(f"{child.spec.role}: ended without the store: {error}"))
     except StoreError as error:
         child.event(event="error", text=str(error))
         return EXIT_REFUSED

@@ -164,13 +164,16 @@ class _Crawl(Running):
                 raise self._nothing_to_resume()
             if not options.is_fresh:
                 self._sinks(None, is_new=True)
-        async with crawl_store(
-            options.redis_url,
-            self._name,
-            memory_max_bytes=settings.memory_max_bytes,
-            is_fresh=options.is_fresh,
-            log=self.tell,
-        ) as store:
+        async with (
+            self.watched(settings),
+            crawl_store(
+                options.redis_url,
+                self._name,
+                memory_max_bytes=settings.memory_max_bytes,
+                is_fresh=options.is_fresh,
+                log=self.tell,
+            ) as store,
+        ):
             return await self._run_in(store, head, lines)
 
     async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:

@@ -168,8 +168,9 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(child.control(lines), name="control")
     living = asyncio.create_task(_end_when_stuck(child), name="living")
-    lag = LagLoop(child.meters, child.client, child.clock)
+    lag = LagLoop(child.meters)
     measuring = asyncio.create_task(lag.run(), name="LagLoop")
+    asking = asyncio.create_task(child.clock.run(child.client), name="ServerClock")
     try:
         await role(child)
     except CrawlGone as error:
@@ -189,7 +190,8 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         lag.stop()
         listening.cancel()
         living.cancel()
-        await asyncio.gather(listening, living, measuring, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(listening, living, measuring, asking, return_exceptions=True)
         transport.close()
         child.end_log()
         await child.close()

@@ -262,7 +262,7 @@ def test_children_that_hang_are_told_of_by_what_they_have_in_hand(watched: Watch
     with SiteProcess(SiteSpec(pages_per_host=3, latency_ms=600_000)) as site:
         watched.begin(site.seed_url, arguments=("--no-robots",))
         worker = watched.worker()
-        until(lambda: worker.scrape().total("slots_busy", stage="fetch") == 1, "a page is in hand")
+        until(lambda: sum(worker.scrape().all("slots_busy", stage="fetch").values()) == 1, "a page is in hand")
         stopped = processes_in(watched.command.folder)["crawl-fetch"]
         for process in stopped:
             process.suspend()
@@ -280,5 +280,22 @@ def test_children_that_hang_are_told_of_by_what_they_have_in_hand(watched: Watch
 def test_port_that_is_taken_is_one_line_and_nothing_is_started(command: Command, site: SiteProcess) -> None:
     result = command.run("crawl", site.seed_url, "--metrics-port", str(site.port))
     assert result.code == ExitCode.USAGE
-    assert f"streamcrawl: --metrics-port {site.port}: nothing can listen there on 127.0.0.1" in result.err
-    assert not os.listdir(command.folder) or not command.lines()
+    assert result.err.startswith(f"streamcrawl: --metrics-port {site.port}: nothing can listen there on 127.0.0.1 (")
+    assert result.err.count("\n") == 1
+    assert os.listdir(command.folder) == []
+    # As JSON too, where messages are.
+    again = command.run("crawl", site.seed_url, "--metrics-port", str(site.port), "--log-format", "json")
+    said = json.loads(again.err)
+    assert (said["level"], said["message"]) == ("error", result.err.removeprefix("streamcrawl: ").rstrip())
+
+
+def test_worker_that_waits_for_its_crawl_lives_and_is_not_ready(watched: Watched) -> None:
+    worker = watched.worker()
+    assert worker.get("/healthz") == (200, "ok\n")
+    assert worker.get("/readyz") == (503, "not ready: it has not joined its crawl yet\n")
+    waiting = worker.scrape()
+    assert waiting.total("build_info") == 1
+    assert not waiting.all("slots")
+    with SiteProcess(SiteSpec(pages_per_host=2)) as site:
+        watched.begin(site.seed_url)
+        until(lambda: worker.get("/readyz")[0] == 200, "it has joined")

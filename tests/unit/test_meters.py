@@ -115,7 +115,7 @@ async def worker_series() -> tuple[set[str], set[tuple[str, ...]]]:
     )
     supervisor.meters.observe(REDIS_SECONDS, 0.1, "made_up")
     supervisor.meters.observe(BATCH_SIZE, 3)
-    families = list(WorkerMetrics("unit", supervisor, {"info": 1}).collect())
+    families = list(WorkerMetrics("unit", lambda: supervisor, {"info": 1}).collect())
     samples = [sample for family in families for sample in family.samples]
     series = [(sample.name, *map(str, sorted(sample.labels.items()))) for sample in samples]
     assert len(series) == len({*series})

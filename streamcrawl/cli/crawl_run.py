@@ -77,6 +77,8 @@ class CrawlOptions:
     is_resume: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -86,6 +88,7 @@ class CrawlOptions:
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
         own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
             is_fresh=options["fresh"],
@@ -134,7 +137,12 @@ class _Crawl(Running):
     """One run of the command."""
 
     def __init__(self, options: CrawlOptions) -> None:
-        super().__init__(is_quiet=options.is_quiet, is_json=options.is_json)
+        super().__init__(
+            is_quiet=options.is_quiet,
+            is_json=options.is_json,
+            log_format=options.log_format,
+            log_level=options.log_level,
+        )
         self._options = options
         self._name = ""
 

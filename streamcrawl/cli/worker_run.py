@@ -38,6 +38,8 @@ def work(
     place: tuple[str, ...],
     is_json: bool,
     is_quiet: bool,
+    log_format: str,
+    log_level: str,
 ) -> ExitCode:
     """Run the command; return its exit code.
 
@@ -58,7 +60,7 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
+    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
     try:
         return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
@@ -70,9 +72,17 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+        self,
+        name: str,
+        given: Mapping[str, Given],
+        place: tuple[str, ...],
+        *,
+        is_json: bool,
+        is_quiet: bool,
+        log_format: str,
+        log_level: str,
     ) -> None:
-        super().__init__(is_json=is_json, is_quiet=is_quiet)
+        super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
         self._name = name
         self._given = given
         self._place = place

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -71,6 +72,7 @@ class SinkLoop:
         lease_ms: int,
         batch: int = BATCH_MAX,
         linger_ms: int = LINGER_MS,
+        on_written: Callable[[Sequence[Entry], float], None] = lambda entries, took_s: None,
         log: Callable[[str], None],
     ) -> None:
         """Prepare the loop; nothing is read yet.
@@ -79,6 +81,7 @@ class SinkLoop:
             reader: A client for blocking reads that nobody else uses.
             file: Open; closed by whoever opened it, after `run`.
             consumer: A name that no earlier writer had.
+            on_written: Called with the entries of each batch that was committed, and the seconds its writing took.
         """
         self._crawl = crawl
         self._reader = reader
@@ -89,6 +92,7 @@ class SinkLoop:
         self._lease_ms = lease_ms
         self._batch = batch
         self._linger_s = linger_ms / 1000
+        self._on_written = on_written
         self._log = log
         self._streams = {frontier.keys.sink_stream(sink).encode(): shard for shard, frontier in enumerate(crawl)}
         self._writers: list[int] = []
@@ -237,7 +241,9 @@ class SinkLoop:
         frontier = self._crawl.frontiers[shard]
         writer, expected, server = self._writers[shard], self._offsets[shard], self._server
         entry_ids = [entry.id for entry in batch]
+        began = time.monotonic()
         offset = await self._append(records, stop)
+        took_s = time.monotonic() - began
         if offset is None:
             await frontier.hand_back(sink_stream(self._sink), entry_ids)
             return _Word.DONE
@@ -252,6 +258,7 @@ class SinkLoop:
             # The mismatch: an earlier answer was lost, and the commit had arrived. Nobody else can have moved the
             # offset there, because another writer would have another epoch.
             self._offsets[shard] = offset
+            self._on_written(batch, took_s)
             return _Word.DONE
         if word == "REPLACED":
             return _Word.REPLACED

@@ -49,6 +49,7 @@ class _ShardLoops:
             dispatch_limit=DISPATCH_MAX,
             on_dispatched=self.dispatch.hint,
             on_outage=forget,
+            meters=child.meters,
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
@@ -95,6 +96,7 @@ async def run_worker(child: Child) -> None:
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
+            clock=child.clock,
             log=child.log,
         )
         read = ReadLoop(

@@ -276,7 +276,7 @@ _OPTION_OF: Final = {
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
     "redis": str, "name": str, "output": str, "seeds": str, "json": bool, "quiet": bool, "debug": bool,
-    "log_format": str, "log_level": str,
+    "log_format": str, "log_level": str, "exporter_port": str, "exporter_host": str,
 }  # fmt: skip
 """What a settings file may say besides settings: options of commands that have an environment variable too."""
 

@@ -130,7 +130,7 @@ class ChildProcess:
     @property
     def info(self) -> str:
         about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
-        about |= {"slots": self.slots, "busy": self.busy}
+        about |= {"slots": self.slots, "busy": self.busy, "stage": self.stage}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:
@@ -484,7 +484,8 @@ class Supervisor:
         So a second crawl on the machine stands by: when the first dies or hangs, somebody goes on with the file.
         """
         lease_ms = self._settings.lease_ms
-        about = msgspec.json.encode({"pid": os.getpid(), "machine": socket.gethostname(), "role": "sink"}).decode()
+        who = {"pid": os.getpid(), "machine": socket.gethostname(), "role": "sink", "stage": sink.name}
+        about = msgspec.json.encode(who).decode()
         is_told = False
         while not self._closing.is_set():
             try:

@@ -46,6 +46,17 @@ local function flush_counts()
   counts = {}
 end
 
+-- What keeps tasks from being handed out: since when (`held_at:<word>`, wall clock, there while it lasts), and how long it
+-- has lasted in all (`held_ms:<word>`). Words: paused, frontier_full, memory_full, and full:<stage> of a stream over its
+-- mark. Both may be said again.
+local function hold(word) call('HSETNX', KEYS[1], 'held_at:' .. word, wall) end
+local function let_go(word)
+  local since = tonumber(call('HGET', KEYS[1], 'held_at:' .. word))
+  if not since then return end
+  call('HDEL', KEYS[1], 'held_at:' .. word)
+  call('HINCRBY', KEYS[1], 'held_ms:' .. word, math.max(0, wall - since))
+end
+
 -- Is it the id of a stream entry? Redis raises at anything else, longer numbers than 64 bits included, and an error in
 -- the middle of a batch leaves half of it written.
 local function is_id(id)

@@ -40,6 +40,7 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
@@ -107,7 +108,8 @@ def crawl(options: CrawlOptions) -> ExitCode:
     _check(options)
     run = _Crawl(options)
     try:
-        return asyncio.run(run.run())
+        with early_nursery():
+            return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -164,13 +166,16 @@ class _Crawl(Running):
                 raise self._nothing_to_resume()
             if not options.is_fresh:
                 self._sinks(None, is_new=True)
-        async with crawl_store(
-            options.redis_url,
-            self._name,
-            memory_max_bytes=settings.memory_max_bytes,
-            is_fresh=options.is_fresh,
-            log=self.tell,
-        ) as store:
+        async with (
+            self.watched(settings),
+            crawl_store(
+                options.redis_url,
+                self._name,
+                memory_max_bytes=settings.memory_max_bytes,
+                is_fresh=options.is_fresh,
+                log=self.tell,
+            ) as store,
+        ):
             return await self._run_in(store, head, lines)
 
     async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:

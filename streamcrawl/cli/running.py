@@ -155,6 +155,26 @@ class Running:
         if self._signals:
             raise asyncio.CancelledError
 
+    @asynccontextmanager
+    async def watched(self, settings: Settings) -> AsyncIterator[None]:
+        """Show metrics as long as the block runs, where that was asked for; also while there are no workers yet.
+
+        Raises:
+            ConfigError: the port cannot be listened on.
+        """
+        self._logger.fields["crawl"] = settings.name
+        if settings.metrics_port is None:
+            yield
+            return
+        from streamcrawl.ops.probes import worker_pages  # an HTTP server that most commands do without
+        from streamcrawl.ops.serving import Serving
+
+        asyncio.get_running_loop().set_task_factory(stamped_tasks)
+        pages = worker_pages(settings.name, lambda: self._supervisor, self._logger.counts)
+        async with Serving(settings.metrics_host, settings.metrics_port, pages, option="--metrics-port") as serving:
+            self.tell(f"metrics at {serving.url}/metrics")
+            yield
+
     async def run_crawl(self, job: Job) -> ExitCode:
         """Work at a crawl until it ends or this process is stopped; show how it goes, and sum up.
 
@@ -167,7 +187,6 @@ class Running:
         # The last question to the store was asked: a signal that comes from here on is the supervisor's.
         self.end_when_told()
         self._grace_ms = job.settings.grace_ms
-        self._logger.fields["crawl"] = job.name
         self._supervisor = Supervisor(
             job.store.url,
             job.settings,
@@ -181,31 +200,10 @@ class Running:
         )
         started = time.monotonic()
         try:
-            async with self._metrics(self._supervisor, job):
-                word = await self._run_loops(self._supervisor, job)
+            word = await self._run_loops(self._supervisor, job)
         finally:
             self._logger.close()
         return await self._sum_up(Run(word, time.monotonic() - started, job.pages_before, job.resume), job)
-
-    @asynccontextmanager
-    async def _metrics(self, supervisor: Supervisor, job: Job) -> AsyncIterator[None]:
-        """Show the metrics of the workers as long as the block runs, where that was asked for.
-
-        Raises:
-            ConfigError: the port cannot be listened on; nothing has been started yet.
-        """
-        settings = job.settings
-        if settings.metrics_port is None:
-            yield
-            return
-        from streamcrawl.ops.probes import worker_pages  # an HTTP server that most commands do without
-        from streamcrawl.ops.serving import Serving
-
-        asyncio.get_running_loop().set_task_factory(stamped_tasks)
-        pages = worker_pages(job.name, supervisor, job.crawl.client, self._logger.counts)
-        async with Serving(settings.metrics_host, settings.metrics_port, pages, option="--metrics-port") as serving:
-            self.tell(f"metrics at {serving.url}/metrics")
-            yield
 
     async def _without_written_elsewhere(self, job: Job) -> list[SinkSpec]:
         """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.

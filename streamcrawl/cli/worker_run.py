@@ -19,6 +19,7 @@ from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
+    worker = _Worker(
+        settings, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level
+    )
     try:
-        return asyncio.run(worker.run(redis_url))
+        with early_nursery():
+            return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -73,7 +77,7 @@ class _Worker(Running):
 
     def __init__(
         self,
-        name: str,
+        local: Settings,
         given: Mapping[str, Given],
         place: tuple[str, ...],
         *,
@@ -83,13 +87,15 @@ class _Worker(Running):
         log_level: str,
     ) -> None:
         super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
-        self._name = name
+        self._name = local.name
+        self._local = local
+        """What was given for this machine; the crawl has the rest."""
         self._given = given
         self._place = place
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
-        async with existing_store(redis_url, self._name) as store:
+        async with self.watched(self._local), existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
             await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)

@@ -135,9 +135,16 @@ class CrawlLook:
 class Exporter:
     """Looks at the crawls of one Redis when it is asked."""
 
-    def __init__(self, client: Redis, names: Sequence[str] = ()) -> None:
-        """Prepare it; nothing is asked yet. `names` are the crawls to show; none for all that are there."""
+    def __init__(self, client: Redis, names: Sequence[str] = (), *, kept_s: float = KEPT_S) -> None:
+        """Prepare it; nothing is asked yet.
+
+        Args:
+            client: Of the Redis.
+            names: The crawls to show; none for all that are there.
+            kept_s: How long a look is good enough for whoever asks next.
+        """
         self._client = client
+        self._kept_s = kept_s
         self._names = tuple(names)
         self._lock = asyncio.Lock()
         self._last: Look | None = None
@@ -150,9 +157,9 @@ class Exporter:
         self._process = ProcessCollector(registry=None)
 
     async def look(self) -> Look:
-        """Return how things are, or were a second ago at most."""
+        """Return how things are, or were a moment ago."""
         async with self._lock:
-            if self._last is None or time.monotonic() - self._last.at_s > KEPT_S:
+            if self._last is None or time.monotonic() - self._last.at_s > self._kept_s:
                 self._last = await self._look()
             return self._last
 

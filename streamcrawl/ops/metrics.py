@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from streamcrawl.work.meters import FAMILIES, SUPERVISOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
 
@@ -30,31 +30,40 @@ PREFIX: Final = "streamcrawl_"
 class WorkerMetrics(Collector):
     """All figures of one supervisor, its children included, at the moment of the scrape."""
 
-    def __init__(self, crawl: str, supervisor: Supervisor, messages: Mapping[str, int]) -> None:
-        """Prepare the collector; `messages` counts what was logged, by level."""
+    def __init__(self, crawl: str, supervisor: Callable[[], Supervisor | None], messages: Mapping[str, int]) -> None:
+        """Prepare the collector.
+
+        Args:
+            crawl: Its name.
+            supervisor: Returns the supervisor; None while there is none yet.
+            messages: How many were logged, by level.
+        """
         self._crawl = crawl
         self._supervisor = supervisor
         self._messages = messages
 
     def collect(self) -> Iterator[Metric]:
-        readings = self._supervisor.readings()
         build = gauge("build_info", "The version that runs", ["version"])
         build.add_metric([version("streamcrawl")], 1)
         yield build
+        messages = counter("log_messages", "Messages that were logged, suppressed repeats included", ["crawl", "level"])
+        for level, count in self._messages.items():
+            messages.add_metric([self._crawl, level], count)
+        yield messages
+        supervisor = self._supervisor()
+        if supervisor is None:
+            return
+        readings = supervisor.readings()
         for family in FAMILIES:
             yield _counted(self._crawl, family, readings)
-        yield from self._gauges(readings)
+        yield from self._gauges(supervisor, readings)
         restarts = counter("worker_restarts", "Processes that ended unasked and were replaced", ["crawl", "stage"])
         for reading in readings:
             if reading.role != SUPERVISOR:
                 restarts.add_metric([self._crawl, reading.stage], reading.restarts)
         yield restarts
-        messages = counter("log_messages", "Messages that were logged, suppressed repeats included", ["crawl", "level"])
-        for level, count in self._messages.items():
-            messages.add_metric([self._crawl, level], count)
-        yield messages
 
-    def _gauges(self, readings: Sequence[Reading]) -> Iterator[Metric]:
+    def _gauges(self, supervisor: Supervisor, readings: Sequence[Reading]) -> Iterator[Metric]:
         labels = ["crawl", "stage"]
         slots = gauge("slots", "Entries that can be worked at in parallel", labels)
         busy = gauge("slots_busy", "Entries in hand", labels)
@@ -72,7 +81,7 @@ class WorkerMetrics(Collector):
                 busy.add_metric(where, reading.busy)
         yield from (slots, busy, processes, memory)
         age = gauge("heartbeat_age_seconds", "Since the last confirmed heartbeat", ["crawl"])
-        age_ms = self._supervisor.heartbeat_age_ms()
+        age_ms = supervisor.heartbeat_age_ms()
         if age_ms is not None:
             age.add_metric([self._crawl], age_ms / 1000)
         yield age

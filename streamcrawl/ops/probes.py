@@ -33,13 +33,15 @@ ANSWER_MAX_S: Final = 3.0
 SAMPLE_S: Final = 5.0
 
 
-def worker_pages(crawl: str, supervisor: Supervisor, client: Redis, messages: Mapping[str, int]) -> dict[str, Page]:
+def worker_pages(
+    crawl: str, supervisor: Callable[[], Supervisor | None], messages: Mapping[str, int]
+) -> dict[str, Page]:
     """Return the pages of a process that runs workers, by path.
 
     Args:
         crawl: Its name.
-        supervisor: Of the workers; it may not have begun yet.
-        client: Of the store, for the question whether it answers.
+        supervisor: Returns that of the workers; None while there is none yet: the crawl is waited for, or its store
+            started.
         messages: How many were logged, by level.
     """
     registry = CollectorRegistry(auto_describe=False)
@@ -50,12 +52,15 @@ def worker_pages(crawl: str, supervisor: Supervisor, client: Redis, messages: Ma
         return exposition(registry, request)
 
     async def ready(_: web.BaseRequest) -> Reply:
-        reason = supervisor.unready() or await unanswered(client)
+        running = supervisor()
+        reason = "it has not joined its crawl yet"
+        if running is not None:
+            reason = running.unready() or await unanswered(running.client)
         return Reply(f"not ready: {reason}\n", 503) if reason else Reply("ready\n")
 
     async def tasks(_: web.BaseRequest) -> Reply:
         found = [{"process": "supervisor", **describe_tasks()}]
-        return Reply.json(found + await _of_children(supervisor, lambda child: _tasks_of(child)))
+        return Reply.json(found + await _of_children(supervisor(), lambda child: _tasks_of(child)))
 
     async def memory(request: web.BaseRequest) -> Reply:
         try:
@@ -65,7 +70,7 @@ def worker_pages(crawl: str, supervisor: Supervisor, client: Redis, messages: Ma
         except ValueError:
             return Reply(f"seconds must be a number from 0 to {SAMPLE_MAX_S:g}\n", 400)
         own, others = await asyncio.gather(
-            sample_memory(seconds), _of_children(supervisor, lambda child: _memory_of(child, seconds))
+            sample_memory(seconds), _of_children(supervisor(), lambda child: _memory_of(child, seconds))
         )
         return Reply.json([{"process": "supervisor", **own}, *others])
 
@@ -96,8 +101,10 @@ async def unanswered(client: Redis) -> str:
     return ""
 
 
-async def _of_children(supervisor: Supervisor, ask: Callable[[ChildProcess], Awaitable[Any]]) -> list[dict[str, Any]]:
-    children = [child for child in supervisor.children if child.is_alive]
+async def _of_children(
+    supervisor: Supervisor | None, ask: Callable[[ChildProcess], Awaitable[Any]]
+) -> list[dict[str, Any]]:
+    children = [child for child in supervisor.children if child.is_alive] if supervisor is not None else []
     answers = await asyncio.gather(*(ask(child) for child in children))
     return [
         {"process": child.consumer, "pid": child.pid, "stage": child.stage, **answer}

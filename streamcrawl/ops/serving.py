@@ -120,7 +120,7 @@ def exposition(registry: CollectorRegistry, request: web.BaseRequest) -> Reply:
     """Return all metrics of a registry, in the text format or in OpenMetrics, as the request prefers."""
     try:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    except ValueError:  # a version that is none
+    except (TypeError, ValueError):  # a version that is none
         encode, content_type = choose_encoder("")
     return Reply(encode(registry), content_type=content_type)
 

@@ -22,6 +22,7 @@ from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.waker import Waker
 
@@ -139,7 +140,7 @@ class SinkLoop:
                 finally:
                     self._release()
                 if word is _Word.REPLACED:
-                    self._log(f"sink {self._sink}: another writer took over; this one ends")
+                    self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                     return
                 is_in_doubt = word is _Word.DOUBT
         finally:
@@ -163,7 +164,7 @@ class SinkLoop:
                 await asyncio.to_thread(self._file.resume, max(self._offsets))
                 return True
             if self._writers:
-                self._log(f"sink {self._sink}: another writer took over; this one ends")
+                self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                 return False
             if loop.time() > deadline:
                 raise SinkError(
@@ -236,7 +237,8 @@ class SinkLoop:
     async def _write_batch(self, batch: Sequence[Entry], stop: asyncio.Event) -> _Word:
         records = [entry.fields[b"item"] for entry in batch if b"item" in entry.fields]
         if len(records) < len(batch):
-            self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
+            lacking = len(batch) - len(records)
+            self._log(Said.error(f"sink {self._sink}: {lacking} entries without a record are passed over"))
         shard = batch[0].shard
         frontier = self._crawl.frontiers[shard]
         writer, expected, server = self._writers[shard], self._offsets[shard], self._server
@@ -262,7 +264,8 @@ class SinkLoop:
             return _Word.DONE
         if word == "REPLACED":
             return _Word.REPLACED
-        self._log(f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours")
+        said = f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours"
+        self._log(Said.warning(said))
         return _Word.DOUBT
 
     async def _append(self, records: Sequence[bytes], stop: asyncio.Event) -> int | None:
@@ -274,7 +277,7 @@ class SinkLoop:
             except SinkDiskFull as error:
                 failures += 1
                 if failures == 1:
-                    self._log(f"sink {self._sink}: {error}; waiting for room, nothing is lost")
+                    self._log(Said.error(f"sink {self._sink}: {error}; waiting for room, nothing is lost"))
                 pause_s = min(FULL_MAX_S, FULL_BASE_S * 2 ** min(failures - 1, 10)) * (0.5 + random.random() / 2)
                 if await sleep_or_stop(stop, pause_s):
                     return None

@@ -33,13 +33,11 @@ from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
 from streamcrawl.work.inspection import describe_tasks, sample_memory, stamped_tasks
 from streamcrawl.work.lag import LagLoop, ServerClock
-from streamcrawl.work.logs import Repeats, as_said
+from streamcrawl.work.logs import Repeats, Said, as_said
 from streamcrawl.work.meters import REDIS_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from streamcrawl.work.logs import Said
 
 EXIT_GONE: Final = 70
 """The crawl was deleted or begun afresh: do not start this worker again."""
@@ -170,15 +168,16 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(child.control(lines), name="control")
     living = asyncio.create_task(_end_when_stuck(child), name="living")
-    lag = LagLoop(child.meters, child.client, child.clock)
+    lag = LagLoop(child.meters)
     measuring = asyncio.create_task(lag.run(), name="LagLoop")
+    asking = asyncio.create_task(child.clock.run(child.client), name="ServerClock")
     try:
         await role(child)
     except CrawlGone as error:
         child.event(event="error", text=str(error))
         return EXIT_GONE
     except StoreUnavailable as error:
-        child.log(f"{child.spec.role}: ended without the store: {error}")
+        child.log(Said.warning(f"{child.spec.role}: ended without the store: {error}"))
     except StoreError as error:
         child.event(event="error", text=str(error))
         return EXIT_REFUSED
@@ -191,7 +190,8 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         lag.stop()
         listening.cancel()
         living.cancel()
-        await asyncio.gather(listening, living, measuring, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(listening, living, measuring, asking, return_exceptions=True)
         transport.close()
         child.end_log()
         await child.close()

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.store.frontier import LINKS_PER_CALL
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.meters import BATCH_SIZE, COMMITS, LEASE_LOST
 
@@ -118,7 +119,8 @@ class CommitLoop:
                 outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
                 self._meters.add(COMMITS, 1, waiting.commit.kind.value, outcome)
             if word == "INVALID" and not waiting.is_burial:
-                self._log(f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now")
+                said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
+                self._log(Said.error(said, entry=waiting.commit.entry_id))
                 self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
                 self._wake.set()
             else:

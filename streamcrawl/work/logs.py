@@ -21,7 +21,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-BURST: Final = 10
+BURST: Final = 20
 """Messages of a kind that are written in a window; more of them say nothing new."""
 WINDOW_S: Final = 60.0
 KINDS_MAX: Final = 500

@@ -18,6 +18,7 @@ from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.meters import QUEUE_WAIT, TASK_LATENCY
 
@@ -123,7 +124,7 @@ class Slots:
             self._meters.observe(QUEUE_WAIT, waited_s)
         task = self._work.decode(entry)
         if isinstance(task, Commit):
-            self._log(f"entry {entry.id} cannot be read and becomes a dead letter")
+            self._log(Said.error(f"entry {entry.id} cannot be read and becomes a dead letter", entry=entry.id))
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
@@ -238,13 +239,14 @@ class Slots:
             self._on_gone()
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
-            self._log(f"slot: {error}; {task.url} goes back")
+            self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
             self._chore(self._give_back(hand, is_begun=True))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
             error_text = traceback.format_exc()
-            self._log(f"slot: internal error at {task.url}:\n{error_text}")
+            said = f"slot: internal error at {task.url}:\n{error_text}"
+            self._log(Said.error(said, entry=entry.id, task=task.url))
             ending = self._work.internal_error(entry, task, error_text)
             self._submit(hand, ending)
         else:
@@ -364,4 +366,5 @@ class Slots:
                 self._on_gone()
             except StoreError as error:
                 # The lease runs out by itself; somebody takes them back then.
-                self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")
+                said = f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"
+                self._log(Said.warning(said))

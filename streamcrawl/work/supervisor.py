@@ -29,7 +29,7 @@ from streamcrawl.work.budget import BudgetLoop
 from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, EXIT_REFUSED, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
-from streamcrawl.work.lag import LagLoop, ServerClock
+from streamcrawl.work.lag import LagLoop
 from streamcrawl.work.logs import Level, Said, as_said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, SUPERVISOR, Meters, added
@@ -40,6 +40,8 @@ from streamcrawl.work.watch import WatchLoop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from redis.asyncio import Redis
 
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
@@ -237,7 +239,7 @@ class Supervisor:
             log=log,
         )
         self._watch = WatchLoop(crawl, log=log)
-        self._lag = LagLoop(self.meters, crawl.client, ServerClock())
+        self._lag = LagLoop(self.meters)
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
@@ -306,6 +308,11 @@ class Supervisor:
                 )
             )
         return [*found, Reading(SUPERVISOR, SUPERVISOR, self.meters.read(), 0, [os.getpid()], 0, 0)]
+
+    @property
+    def client(self) -> Redis:
+        """Of the store, for whoever asks whether it answers."""
+        return self._crawl.client
 
     def heartbeat_age_ms(self) -> int | None:
         """Return since when no heartbeat of some live child was confirmed; None while there is no child."""

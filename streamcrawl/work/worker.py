@@ -18,6 +18,7 @@ from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
@@ -157,7 +158,8 @@ async def run_worker(child: Child) -> None:
 def _be_replaced(child: Child) -> None:
     """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
     if not child.stop.is_set():
-        child.log(f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced")
+        said = f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced"
+        child.log(Said.warning(said))
         child.stop.set()
 
 

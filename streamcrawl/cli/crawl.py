@@ -10,6 +10,7 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -228,6 +229,15 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=FETCHING,
     setting="auth",
     help=AUTH_HELP,
+)
+@_option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    group=FETCHING,
+    setting="proxies",
+    help=PROXY_HELP,
 )
 @_option(
     "--allow-private/--no-allow-private",

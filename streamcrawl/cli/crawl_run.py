@@ -33,6 +33,7 @@ from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
@@ -150,6 +151,7 @@ class _Crawl(Running):
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(self._name, options.settings)
         HostHeaders(settings.headers, settings.auth)
+        parse_proxies(settings.proxies)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:

@@ -45,6 +45,11 @@ AUTH_HELP: Final = (
     "Send a user name and password (HTTP Basic) to a host, over https only unless HOST begins with http://. Not kept "
     "either; see --header."
 )
+PROXY_HELP: Final = (
+    "Fetch through this proxy: http://, socks5:// (names are resolved here) or socks5h:// (by the proxy), with "
+    "USER:PASSWORD@ where one is needed. May be repeated: each host keeps one of them, and goes to another while "
+    "its own fails. Not kept either; see --header."
+)
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
 

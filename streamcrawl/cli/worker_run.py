@@ -14,6 +14,7 @@ from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import parse_proxies
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -58,6 +59,7 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
+    parse_proxies(settings.proxies)
     worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
     try:
         return asyncio.run(worker.run(redis_url))

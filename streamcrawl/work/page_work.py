@@ -28,6 +28,7 @@ from streamcrawl.errors import (
     FetchError,
     FetchTimeout,
     LeaseLost,
+    ProxyError,
     RedirectLoop,
     StageError,
     StoreError,
@@ -43,7 +44,7 @@ from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, v
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.traps import Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
-from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
@@ -122,6 +123,8 @@ class Ending:
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+    wait: Wait | None = None
+    """Of an entry that goes back: its host is left alone that long."""
 
 
 class Pace(NamedTuple):
@@ -326,6 +329,8 @@ class PageWork:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
             except BlockedAddress:
                 return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
+            except ProxyError as error:
+                return Ending(None, is_begun=bool(hops), wait=Wait(error.wait_ms, error.kind))
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
@@ -471,6 +476,8 @@ class PageWork:
                 self._board.begin(index)
                 answer = own = await self._fetch_robots_txt(url, None)
             said = "allow" if answer.location is not None else verdict_for_status(answer.status)
+        except ProxyError as error:
+            return Ending(None, is_begun=answer is not None, wait=Wait(error.wait_ms, error.kind))
         except FetchError as error:
             if self._was_ours(error, started):
                 return Ending(None, is_begun=True)

@@ -69,7 +69,7 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),

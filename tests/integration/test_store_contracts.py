@@ -16,7 +16,7 @@ import pytest
 from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
-from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, open_shard
+from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, Wait, open_shard
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
@@ -521,6 +521,29 @@ async def hand_back_ok(open_lab: OpenLab) -> None:
         "totals": {"page.queued": (1, 2), "page.streamed": (1, 0)},
     }
     assert await lab.changes(act()) == (0, {})
+
+
+async def test_hand_back_lets_a_host_wait_and_counts_why(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    act = partial(lab.frontier.hand_back, FETCH_STREAM, [held.id], wait=Wait(30_000, "proxy_error"))
+    back, changed = await lab.changes(act())
+    assert back == 1
+    due = near(await lab.now() + 30_000)
+    assert changed[f"host:{A}"] == {"queued": (1, 2), "in_flight": (1, None), "due": (None, due)}
+    assert changed["schedule"] == {A: (None, due)}
+    assert changed["totals"] == {
+        **{"page.queued": (1, 2), "page.streamed": (1, 0)},
+        **{"page.waited": (None, 1), "page.waited.proxy_error": (None, 1)},
+    }
+    assert (await lab.frontier.dispatch(5)).moved == 0
+    assert await lab.changes(act()) == (0, {})
+    # Waits do not add up, and a shorter one takes nothing from a longer.
+    await lab.let_pass(30_000)
+    [again] = await lab.take()
+    assert await lab.frontier.hand_back(FETCH_STREAM, [again.id], wait=Wait(0, "proxy_error")) == 1
+    assert (await lab.frontier.dispatch(5)).moved == 1
 
 
 @case("put_back", "OK")

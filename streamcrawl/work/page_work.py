@@ -42,7 +42,7 @@ from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
-from streamcrawl.rules.traps import Traps
+from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
 from streamcrawl.work.board import monotonic_ms
@@ -312,17 +312,22 @@ class PageWork:
 
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
-        url, hops = task.url, []
+        url, hops = task.url, list[str]()
         answer: Answer | None = None
+        circle: str | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
             try:
                 answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
-                if answer.location is None:
+                response = Response(task, answer, links_max=self._settings.links_max)
+                target = answer.location
+                if target is None:
+                    target, circle = self._sent_on(task, response, hops, rules)
+                if target is None:
                     break
                 hops.append(url)
-                url = answer.location
+                url = target
                 if url in hops:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
@@ -349,9 +354,43 @@ class PageWork:
             elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
-        return await self._answered(entry, task, index, answer, hops)
+        return await self._answered(entry, task, index, answer, response, hops, circle)
 
-    async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
+    def _sent_on(
+        self, task: CrawlTask, response: Response, hops: list[str], rules: RobotsRules
+    ) -> tuple[str | None, str | None]:
+        """Return where a page sends its visitors at once, if it is to be followed as a redirect; and where it would
+        send them in a circle or too far. What may not be followed leaves the page as it is: it has a body to keep."""
+        limit_ms = self._settings.refresh_max_ms
+        if limit_ms is None or not 200 <= response.status <= 299:
+            return None, None
+        # Two searches cost a hundredth of parsing, and a handler may have no use for what is parsed.
+        if b"efresh" not in response.body and b"EFRESH" not in response.body:
+            return None, None
+        page = response.page
+        url = page.refresh
+        if url is None or page.refresh_ms > limit_ms:
+            return None, None
+        before = (*task.redirects, *hops)
+        if url in before or len(before) >= self._settings.redirects_max:
+            return None, url
+        if task.depth > 0 and not (
+            self._scope.admits(url, page_host=task.host)
+            and self._traps.reason(url, depth=task.depth, referrer=task.url) is None
+        ):
+            return None, None
+        return (url, None) if split_url(url)[0] != task.host or rules.allows(url) else (None, None)
+
+    async def _answered(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        answer: Answer,
+        response: Response,
+        hops: list[str],
+        circle: str | None,
+    ) -> Ending:
         decision = decide_status(
             answer.status,
             attempt=task.attempt,
@@ -364,7 +403,6 @@ class PageWork:
         if decision.verdict is RetryVerdict.DEAD:
             commit = self.bury(entry, task, decision.reason, f"answered {answer.status}", str(answer.status))
             return _fetched(commit, answer.ended_at, decision.block_ms)
-        response = Response(task, answer, links_max=self._settings.links_max)
         handled = Handled()
         if self._handler is None:
             handled.urls = list(response.links())
@@ -389,18 +427,23 @@ class PageWork:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
         ending = _fetched(commit, answer.ended_at, decision.block_ms)
-        self._add_links(ending, commit, task, handled.urls)
+        self._add_links(ending, commit, task, handled.urls, circle)
         return ending
 
-    def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
+    def _add_links(
+        self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str], circle: str | None = None
+    ) -> None:
         depth = task.depth + 1
         url = task.url
         tasks = []
         left_out = Counter[str]()
         # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
         forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
+        if circle is not None:
+            left_out[LeftOut.REFRESH_LOOP.value] += 1
+            circle = self._form(circle)
         for link in forms:
-            if link in self.seen or not self._scope.admits(link, page_host=task.host):
+            if link == circle or link in self.seen or not self._scope.admits(link, page_host=task.host):
                 continue
             reason = self._traps.reason(link, depth=depth, referrer=url)
             if reason is not None:

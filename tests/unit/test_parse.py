@@ -185,6 +185,37 @@ def test_target_of_a_refresh_is_a_link(content: str, links: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("html", "refresh", "after_ms"),
+    [
+        ("<meta http-equiv=refresh content='0;url=/next'>", "https://example.org/next", 0),
+        ("<meta http-equiv=REFRESH content='007.9, /next#part'>", "https://example.org/next", 7000),
+        ("<meta http-equiv=refresh content='.5;/next'>", "https://example.org/next", 0),
+        (f"<meta http-equiv=refresh content='{'9' * 3000};/next'>", "https://example.org/next", 9_999_999_999_000),
+        ("<base href=/a/><meta http-equiv=refresh content='1;next'>", "https://example.org/a/next", 1000),
+        (
+            "<meta http-equiv=refresh content='1;/a'><meta http-equiv=refresh content='0;/b'>",
+            "https://example.org/a",
+            1000,
+        ),
+        ("<body><noscript><div><meta http-equiv=refresh content='0;/no'></div></noscript>", None, 0),
+        (
+            "<noscript><meta http-equiv=refresh content='0;/no'></noscript><meta http-equiv=refresh content='1;/a'>",
+            "https://example.org/a",
+            1000,
+        ),
+        ("<meta http-equiv=refresh content='5'>", None, 0),
+        ("<meta http-equiv=refresh content='5;url='>", None, 0),
+        ("<meta http-equiv=refresh content='0;url=mailto:a@b'>", None, 0),
+        ("<meta name=robots content=nofollow><meta http-equiv=refresh content='0;/next'>", None, 0),
+    ],
+)
+def test_first_refresh_that_all_visitors_see_is_told(html: str, refresh: str | None, after_ms: int) -> None:
+    page = page_of(html)
+    assert (page.refresh, page.refresh_ms) == (refresh, after_ms)
+    assert refresh is None or refresh in page.links
+
+
+@pytest.mark.parametrize(
     ("html", "title"),
     [
         ("<title>A  page\n of\tmine </title>", "A page of mine"),

@@ -231,6 +231,14 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help=AUTH_HELP,
 )
 @_option(
+    "--cookies",
+    type=click.Choice(["off", "host", "crawl"]),
+    group=FETCHING,
+    setting="cookies",
+    help="Send cookies back: to the very host that set them (host), or wherever a browser would, to other hosts of "
+    "their domain too (crawl). All workers share them, in Redis. Default: off.",
+)
+@_option(
     "--proxy",
     "proxies",
     metavar="URL",

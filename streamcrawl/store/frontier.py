@@ -450,6 +450,18 @@ class Frontier:
             rest = [entry_id.decode() for entry_id in rest]
         return word, rest
 
+    async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
+        """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.
+
+        Args:
+            changes: Flat: what names the cookie, flags, value, how long it lasts in ms (0: no end, -1: it goes), …
+
+        Returns:
+            The same, flat, without those that have expired.
+        """
+        answer = await self._run("cookies", self.epoch, jar, _PACK(list(changes)))
+        return [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in answer[1]]
+
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""
         try:

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from aiohttp.http_parser import RawResponseMessage
     from multidict import CIMultiDictProxy
 
+    from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.proxies import Proxy
     from streamcrawl.settings import Settings
 
@@ -204,6 +205,7 @@ class Fetcher:
         body_max_bytes: int | None = None,
         is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
+        jar: Jar | None = None,
         on_sent: Callable[[], None] | None = None,
     ) -> Answer:
         """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
@@ -214,6 +216,7 @@ class Fetcher:
             body_max_bytes: Most bytes of the decoded body; None for the setting.
             is_cut: Of a longer body the beginning is the answer; its connection is closed.
             headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
+            jar: Cookies that go with it, those for this URL; what the answer sets is left to the caller.
             on_sent: Called when the request goes out, after DNS and connecting.
 
         Raises:
@@ -238,6 +241,11 @@ class Fetcher:
         if self._headers:
             headers = CIMultiDict(headers or ())
             headers.update(self._headers.of(split_url(url)[0]))
+        if jar is not None:
+            headers = CIMultiDict(headers or ())
+            cookies = jar.header(url, headers.get("Cookie"))
+            if cookies is not None:
+                headers["Cookie"] = cookies
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
         proxy = self._routes.choose(target.raw_host or "", url)
         by_proxy: dict[str, Any] = {}

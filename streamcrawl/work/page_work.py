@@ -46,12 +46,14 @@ from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
@@ -162,6 +164,7 @@ class PageWork:
         self._form = Canonicalizer.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
+        self._cookies = Cookies(crawl, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
@@ -182,6 +185,7 @@ class PageWork:
         self._policy = RetryPolicy.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
+        self._cookies.apply(settings)
         if self._handler is not None:
             self._handler.timeout_ms = settings.handler_timeout_ms
 
@@ -215,9 +219,10 @@ class PageWork:
             return Ending(None, is_robots_stale=True)
         if not rules.allows(task.url):
             return self._drop(entry, task, DropReason.ROBOTS)
+        jar = await self._cookies.open(task.host)
         if self._pace(entry).must_ask and not await self._may_start(entry, task):
             return Ending(None)
-        return await self._fetch_page(entry, task, index, rules)
+        return await self._fetch_page(entry, task, index, rules, jar)
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
@@ -310,7 +315,9 @@ class PageWork:
 
     # -- pages
 
-    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
+    async def _fetch_page(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
+    ) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, list[str]()
         answer: Answer | None = None
@@ -319,7 +326,10 @@ class PageWork:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
+                answer = await self._fetcher.fetch(
+                    url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
+                )
+                await self._cookies.keep(jar, task.host, answer)
                 response = Response(task, answer, links_max=self._settings.links_max)
                 target = answer.location
                 if target is None:

@@ -93,6 +93,11 @@ async def visit(lab: Lab) -> None:
     await lab.frontier.end_visit("http://v.example", reservation, since_end_ms=0)
 
 
+async def cookies(lab: Lab) -> None:
+    change = ["a;a.example;/", "", "1", 0]
+    assert await lab.frontier.cookies("site:a.example", change) == change
+
+
 async def commit(lab: Lab) -> None:
     done, retried, unanswered = await lab.take("w1")
     found = links("http://d.example/1", "http://a.example/new")
@@ -218,6 +223,7 @@ CALLS: Final[tuple[Call, ...]] = (
         dispatch,
         start,
         visit,
+        cookies,
         commit,
         due,
         hand_back,

@@ -7,6 +7,7 @@ says. GONE is tried for all scripts alike.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -500,6 +501,47 @@ async def commit_restarted(open_lab: OpenLab) -> None:
     committed, changed = await lab.changes(lab.commit(lab.commit_of(held, server="0" * 40, links=links(f"{B}/"))))
     assert (committed.words, changed) == (["RESTARTED"], {})
     assert await lab.end(held, server=restarts_of(lab.client).run_id) == "DONE"
+
+
+# -- cookies
+
+
+@case("cookies", "OK")
+async def cookies_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    jar = "site:a.test"
+    changes = ["a;a.test;/", "ds", "1 = é;", 0, "b;a.test;/", "", "", 60_000]
+    act = partial(lab.frontier.cookies, jar, changes)
+    found, changed = await lab.changes(act())
+    assert found == changes
+    assert set(changed) == {f"cookies:{jar}"}
+    assert 0 < await lab.client.pttl(lab.keys.prefix + f"cookies:{jar}") <= 30 * 86_400_000
+    again = await act()
+    assert again == changes
+    # Read alone it changes nothing; what is set again comes last, and what is to go goes.
+    found, changed = await lab.changes(lab.frontier.cookies(jar))
+    assert (found[:7], changed) == (changes[:7], {})
+    assert found[7] <= 60_000
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "2", 0, "none;a.test;/", "", "", -1])
+    assert [found[0], *found[4:]] == ["b;a.test;/", "a;a.test;/", "", "2", 0]
+    assert await lab.frontier.cookies("site:b.test") == []
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "", -1, "b;a.test;/", "", "", -1])
+    assert (found, await lab.client.exists(lab.keys.prefix + f"cookies:{jar}")) == ([], 0)
+
+
+async def test_jar_of_cookies_is_bounded_and_forgets_what_has_expired(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    flat = [part for n in range(150) for part in (f"{n};a.test;/", "", "1", 0)]
+    found = await lab.frontier.cookies("host:a.test", flat)
+    assert [int(key.partition(";")[0]) for key in found[::4]] == list(range(50, 150))
+    big = [part for n in range(20) for part in (f"big{n};a.test;/", "", "x" * 4000, 0)]
+    found = await lab.frontier.cookies("host:a.test", big)
+    assert found[::4] == [f"big{n};a.test;/" for n in range(12, 20)]
+    assert await lab.frontier.cookies("host:b.test", ["a;b.test;/", "", "1", 1, "b;b.test;/", "", "1", 0])
+    async with asyncio.timeout(10):
+        while len(await lab.frontier.cookies("host:b.test")) > 4:  # noqa: ASYNC110 - it is the server's clock
+            await asyncio.sleep(0.001)
+    assert await lab.client.hkeys(lab.keys.prefix + "cookies:host:b.test") == [b"b;b.test;/"]
 
 
 # -- what goes back
@@ -1337,6 +1379,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "audit": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
     "commit": ("w1", 5, b"\xc1"),
+    "cookies": ("host:a.test", msgspec.msgpack.encode(["a;a.test;/", "", "1", 0])),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),

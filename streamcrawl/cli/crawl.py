@@ -16,6 +16,7 @@ from streamcrawl.cli.options import (
     GroupedOption,
     Limit,
     Names,
+    Networks,
     OnePath,
     Size,
     config_option,
@@ -177,6 +178,26 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=MANNERS,
     setting="host_concurrency",
     help="Fetches of one host at a time, over all machines. Default: 1.",
+)
+@_option(
+    "--ip-concurrency",
+    "ip_concurrency",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="ip_concurrency",
+    help="Fetches of one IP address at a time, over all machines and hosts, as far as can be told. Worth it for crawls "
+    "of very many hosts, of which some share a small server. Default: 0, any number.",
+)
+@_option(
+    "--ip-exempt",
+    "ip_exempt",
+    type=Networks(),
+    metavar="NETWORK,NETWORK",
+    group=MANNERS,
+    setting="ip_exempt",
+    help="Networks that --ip-concurrency leaves alone, 203.0.113.0/24; cdn stands for those of CDNs that publish "
+    "a list. Default: cdn.",
 )
 @_option(
     "--robots/--no-robots",

@@ -100,6 +100,15 @@ class Names(click.ParamType[tuple[str, ...]]):
         return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
 
 
+class Networks(click.ParamType[tuple[str, ...]]):
+    """Networks between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "networks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("ip_exempt", value))
+
+
 class OnePath(click.ParamType[str]):
     """A path; one from the environment is whole, whatever spaces are in it, where the option may be repeated."""
 

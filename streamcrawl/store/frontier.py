@@ -462,6 +462,14 @@ class Frontier:
         answer = await self._run("cookies", self.epoch, jar, _PACK(list(changes)))
         return [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in answer[1]]
 
+    async def addresses(self, given: Sequence[str], wanted: Sequence[str], *, cap: int, ttl_ms: int) -> list[int]:
+        """Give leases of IP addresses back (address, member, …), then take some (address, member, host key, …).
+
+        Returns for each of the wanted 0, or the ms after which its host should ask again.
+        """
+        answer = await self._run("addresses", self.epoch, _PACK(list(given)), _PACK(list(wanted)), cap, ttl_ms)
+        return list(answer[1])
+
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""
         try:

@@ -53,10 +53,10 @@ from streamcrawl.errors import (
     TlsError,
     TooManyRedirects,
 )
-from streamcrawl.rules.addresses import Inside
+from streamcrawl.rules.addresses import Inside, literal_of
 from streamcrawl.rules.host_headers import HostHeaders, basic_auth
 from streamcrawl.rules.proxies import parse_proxies
-from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
+from streamcrawl.rules.urls import canonical_url, hostname_of, split_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
 from streamcrawl.web.dns import Resolver
@@ -314,6 +314,20 @@ class Fetcher:
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
         )
+
+    async def address_of(self, host_key: str) -> str | None:
+        """Return the address that a host is asked at first; None when it is not known here: it has none, or a proxy
+        looks it up."""
+        if self._resolver is None or self._settings.proxies:
+            return None
+        hostname = hostname_of(host_key)
+        literal = literal_of(hostname)
+        if literal:
+            return literal[0]
+        try:
+            return (await self._resolver.lookup(hostname))[0]
+        except OSError:
+            return None
 
     def _by_proxy(
         self, proxy: Proxy, target: URL, url: str, headers: Mapping[str, str] | None

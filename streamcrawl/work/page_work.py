@@ -45,6 +45,7 @@ from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_
 from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
+from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.frontier import Entry
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
+    from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
     from streamcrawl.work.stall import StallWatch
 
@@ -165,6 +167,7 @@ class PageWork:
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
         self._cookies = Cookies(crawl, settings)
+        self.addresses = AddressLeases(crawl, fetcher, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
@@ -186,6 +189,7 @@ class PageWork:
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
         self._cookies.apply(settings)
+        self.addresses.apply(settings)
         if self._handler is not None:
             self._handler.timeout_ms = settings.handler_timeout_ms
 
@@ -212,17 +216,25 @@ class PageWork:
         """
         if not await self._lease_is_fresh_in_time():
             return Ending(None)
-        if task.kind is Kind.ROBOTS:
-            return await self._fetch_robots(entry, task, index)
-        rules = await self._robots.get(task.host)
-        if rules is None:
-            return Ending(None, is_robots_stale=True)
-        if not rules.allows(task.url):
-            return self._drop(entry, task, DropReason.ROBOTS)
-        jar = await self._cookies.open(task.host)
-        if self._pace(entry).must_ask and not await self._may_start(entry, task):
-            return Ending(None)
-        return await self._fetch_page(entry, task, index, rules, jar)
+        rules = None
+        if task.kind is not Kind.ROBOTS:
+            rules = await self._robots.get(task.host)
+            if rules is None:
+                return Ending(None, is_robots_stale=True)
+            if not rules.allows(task.url):
+                return self._drop(entry, task, DropReason.ROBOTS)
+        lease = await self.addresses.take(entry, task.host)
+        if isinstance(lease, Wait):
+            return Ending(None, wait=lease)
+        try:
+            if rules is None:
+                return await self._fetch_robots(entry, task, index)
+            jar = await self._cookies.open(task.host)
+            if self._pace(entry).must_ask and not await self._may_start(entry, task):
+                return Ending(None)
+            return await self._fetch_page(entry, task, index, rules, jar, lease)
+        finally:
+            self.addresses.give_back(lease)
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
@@ -316,7 +328,13 @@ class PageWork:
     # -- pages
 
     async def _fetch_page(
-        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        rules: RobotsRules,
+        jar: Jar | None,
+        lease: Lease | None,
     ) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, list[str]()
@@ -364,6 +382,7 @@ class PageWork:
             elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
+        self.addresses.give_back(lease)  # a handler may take minutes
         return await self._answered(entry, task, index, answer, response, hops, circle)
 
     def _sent_on(

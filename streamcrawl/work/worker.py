@@ -138,6 +138,7 @@ async def run_worker(child: Child) -> None:
             hurry = _start(_hurry(child, slots), "hurry")
             await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
             hurry.cancel()
+            await work.addresses.close()
             for shard in shards:
                 shard.offers.stop()
                 shard.commit.stop(give_up=True)

@@ -544,6 +544,45 @@ async def test_jar_of_cookies_is_bounded_and_forgets_what_has_expired(open_lab: 
     assert await lab.client.hkeys(lab.keys.prefix + "cookies:host:b.test") == [b"b;b.test;/"]
 
 
+# -- leases of addresses
+
+
+@case("addresses", "OK")
+async def addresses_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    wanted = [part for n in range(4) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    other = ["2001:db8::/64", "0:9-1", A]
+    act = partial(lab.frontier.addresses, [], [*wanted, *other], cap=2, ttl_ms=60_000)
+    waits, changed = await lab.changes(act())
+    assert waits == [0, 0, 250, 250, 0]
+    now = await lab.now()
+    assert changed == {
+        "address:192.0.2.1": {"0:0-1": (None, near(now + 60_000)), "0:1-1": (None, near(now + 60_000))},
+        "awaiting:192.0.2.1": {f"http://h{n}.test": (None, near(now + 250)) for n in (2, 3)},
+        "address:2001:db8::/64": {"0:9-1": (None, near(now + 60_000))},
+    }
+    assert await act() == [0, 0, 250, 250, 0]
+    # The line grows, and what is given back goes to whoever asks first.
+    assert await lab.frontier.addresses([], ["192.0.2.1", "0:7-1", "http://h7.test"], cap=2, ttl_ms=60_000) == [500]
+    given = ["192.0.2.1", "0:0-1", "192.0.2.1", "0:0-1", "198.51.100.1", "0:0-1"]
+    assert await lab.frontier.addresses(given, wanted[6:9], cap=2, ttl_ms=60_000) == [0]
+    assert await lab.client.zrange(lab.keys.prefix + "awaiting:192.0.2.1", 0, -1) == [
+        b"http://h3.test",
+        b"http://h7.test",
+    ]
+
+
+async def test_lease_of_an_address_runs_out_and_a_line_is_bounded(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    many = [part for n in range(250) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    waits = await lab.frontier.addresses([], many, cap=1, ttl_ms=30_000)
+    assert (waits[:3], waits[-1]) == ([0, 250, 500], 60_000)
+    await lab.let_pass(30_001)
+    assert await lab.frontier.addresses([], many[3:6], cap=1, ttl_ms=30_000) == [0]
+    for key in ("address:192.0.2.1", "awaiting:192.0.2.1"):
+        assert 0 < await lab.client.pttl(lab.keys.prefix + key) <= 60_000
+
+
 # -- what goes back
 
 
@@ -1379,6 +1418,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "audit": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
     "commit": ("w1", 5, b"\xc1"),
+    "addresses": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["192.0.2.1", "0:1-1", A]), 1, 1000),
     "cookies": ("host:a.test", msgspec.msgpack.encode(["a;a.test;/", "", "1", 0])),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),

@@ -36,6 +36,7 @@ _PROXY: Final = re.compile(
     r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})/?",
     re.IGNORECASE,
 )
+_SCHEME: Final = re.compile(r"[A-Za-z0-9]+://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def parse_proxies(texts: Iterable[str]) -> Proxies:
 def without_password(text: str) -> str:
     """Return the URL of a proxy as it may be shown, whatever is wrong with it: `***` for user and password."""
     head, at, rest = text.rpartition("@")
-    scheme, colon, _ = head.partition("://")
-    return f"{scheme if colon else ''}{colon}***@{rest}" if at else text
+    scheme = _SCHEME.match(head)
+    return f"{scheme[0] if scheme else ''}***@{rest}" if at else text
 
 
 def _parse(place: int, text: str) -> Proxy:

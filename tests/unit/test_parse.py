@@ -184,6 +184,20 @@ def test_target_of_a_refresh_is_a_link(content: str, links: list[str]) -> None:
     )
 
 
+def test_tag_of_very_many_attributes_is_cut_and_no_link_is_lost() -> None:
+    many = "".join(f'x{n}=">" ' for n in range(5000))
+    html = f"<a href=/1 {many} href=/0><a href=/2><title>x</title>"
+    page = page_of(html)
+    assert (page.links, page.title) == (("https://example.org/1", "https://example.org/2"), "x")
+
+
+def test_long_page_is_read_as_a_short_one() -> None:
+    odd = "<p title=it's>a<b && c<1 <img alt='>' src=x/><a href=/1 b=\"c'd>\">x</a><!-- <a href=/no> --> 1 < 2"
+    assert page_of(odd + "<a href=/2>" + " " * 20_000).links == page_of(odd + "<a href=/2>").links
+    unended = "<a href=/1>x</a><a href=/2 b='" + "c " * 20_000
+    assert page_of(unended).links == ("https://example.org/1",)
+
+
 @pytest.mark.parametrize(
     ("html", "refresh", "after_ms"),
     [

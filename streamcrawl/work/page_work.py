@@ -393,8 +393,8 @@ class PageWork:
         limit_ms = self._settings.refresh_max_ms
         if limit_ms is None or not 200 <= response.status <= 299:
             return None, None
-        # Two searches cost a hundredth of parsing, and a handler may have no use for what is parsed.
-        if b"efresh" not in response.body and b"EFRESH" not in response.body:
+        # A handler may have no use for what is parsed, and two searches cost a hundredth of it.
+        if self._handler is not None and b"efresh" not in response.body and b"EFRESH" not in response.body:
             return None, None
         page = response.page
         url = page.refresh

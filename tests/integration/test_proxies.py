@@ -15,6 +15,7 @@ from streamcrawl.errors import (
     FetchError,
     ProxyError,
     ProxyRefused,
+    TlsError,
 )
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.settings import make_settings
@@ -114,6 +115,19 @@ async def test_names_that_lead_inside_are_refused_where_they_are_resolved_here()
             with pytest.raises(BlockedAddress, match=r"10\.0\.0\.1: a private address"):
                 await fetching.fetch("http://inner.test/")
         assert proxy.connections == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_tls_is_verified_through_a_proxy_and_a_fault_is_the_hosts(scheme: str) -> None:
+    log: list[str] = []
+    async with serving("self_signed") as secure, WebProxy() as proxy:
+        async with fetcher(proxy.url(scheme), log=log, insecure=False) as fetching:
+            for _ in range(2):
+                with pytest.raises(TlsError) as caught:
+                    await fetching.fetch(f"{secure}/")
+                assert caught.value.kind == "tls_self_signed"
+        assert len(proxy.asked) == 2
+    assert log == []
 
 
 # -- who is to blame

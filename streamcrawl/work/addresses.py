@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Fetcher
 
-TAKEN_PER_CALL: Final = 250
+LEASES_PER_CALL: Final = 100
+"""Taken in one call at most, and as many given back: 1 ms of the server (tests/integration/test_store_cost.py)."""
 TTL_SPARE_MS: Final = 5000
 """Over two timeouts of a fetch (a stale connection is tried twice) and the delay to its second hop."""
 
@@ -105,8 +106,8 @@ class AddressLeases:
     async def _serve(self, desk: _Desk) -> None:
         try:
             while desk.wanted or desk.given:
-                wanted, desk.wanted = desk.wanted[:TAKEN_PER_CALL], desk.wanted[TAKEN_PER_CALL:]
-                given, desk.given = desk.given, []
+                wanted, desk.wanted = desk.wanted[:LEASES_PER_CALL], desk.wanted[LEASES_PER_CALL:]
+                given, desk.given = desk.given[:LEASES_PER_CALL], desk.given[LEASES_PER_CALL:]
                 flat = [part for group, member, host, _ in wanted for part in (group, member, host)]
                 try:
                     waits = await desk.frontier.addresses(

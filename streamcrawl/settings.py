@@ -122,6 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Connect to addresses that are not public although no seed is there; never to a cloud's metadata service."""
     insecure: bool = False
     """Take any TLS certificate."""
+    proxied: bool = False
+    """A worker without `proxies` fetches nothing: set when a crawl is created with some, because they are not kept, and
+    one that is started without would go out by an address that nobody meant."""
     cookies: CookieKind = "off"
     """`host`: a cookie goes back to the host and port that set it, and nowhere else. `crawl`: where browsers send it,
     other hosts of its domain included. One jar for all workers, in Redis (rules/cookies.py)."""
@@ -241,6 +244,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
     "allow_private": (_TUNABLE, "asked before the next connection"),
     "insecure": (_TUNABLE, "applied to the next connection"),
+    "proxied": (_TUNABLE, "asked before the next fetch"),
     "cookies": (_TUNABLE, "asked before the next fetch; those of the other kind stay where they are"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
     "refresh_max_ms": (_TUNABLE, "applied to the next page"),

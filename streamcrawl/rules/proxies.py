@@ -26,6 +26,8 @@ from streamcrawl.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from streamcrawl.settings import Settings
+
 PROXIES_MAX: Final = 1000
 TRIED_MAX: Final = 8
 """Proxies that one host may come to: the order of a thousand would be work for each host."""
@@ -76,6 +78,11 @@ class Proxies:
     def __bool__(self) -> bool:
         return bool(self._proxies)
 
+    @property
+    def resolve_names(self) -> bool:
+        """Whether there are some, and all of them look names up: then no name server hears of a host from here."""
+        return bool(self._proxies) and all(proxy.resolves_names for proxy in self._proxies)
+
     def _order(self, hostname: str) -> tuple[Proxy, ...]:
         """Return the proxies that a host is asked by, the first while it works; at most TRIED_MAX."""
 
@@ -97,6 +104,15 @@ def parse_proxies(texts: Iterable[str]) -> Proxies:
     if len(proxies) > PROXIES_MAX:
         raise ConfigError(f"{len(proxies)} proxies are too many: give at most {PROXIES_MAX}")
     return Proxies(proxies)
+
+
+def check_proxied(settings: Settings) -> None:
+    """Raise ConfigError when the crawl goes by proxies and this machine has none."""
+    if settings.proxied and not settings.proxies:
+        raise ConfigError(
+            f"crawl {settings.name!r} goes by proxies, which are not kept: give --proxy again, or STREAMCRAWL_PROXIES; "
+            f"to let it go out directly: streamcrawl settings set {settings.name} proxied=no"
+        )
 
 
 def without_password(text: str) -> str:

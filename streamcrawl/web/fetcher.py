@@ -91,6 +91,8 @@ BARREN_MAX_BYTES: Final = 1_048_576
 MESSAGE_MAX: Final = 300
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
+UNPROXIED_WAIT_MS: Final = 5000
+"""Until another worker, which may have one, is handed the page that this one may not fetch."""
 KEEP_ALIVE_SPARE_S: Final = 5.0
 KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
@@ -247,6 +249,9 @@ class Fetcher:
             if cookies is not None:
                 headers["Cookie"] = cookies
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
+        if self._settings.proxied and not self._settings.proxies:
+            # It was started before somebody said so.
+            raise ProxyError("this worker has no proxy, and its crawl goes by some", url, wait_ms=UNPROXIED_WAIT_MS)
         proxy = self._routes.choose(target.raw_host or "", url)
         by_proxy: dict[str, Any] = {}
         if proxy is not None:

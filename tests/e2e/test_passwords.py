@@ -88,6 +88,10 @@ def test_password_of_a_proxy_is_in_no_list_of_processes_and_in_no_output(command
             result = running.wait()
     assert result.code == ExitCode.STOPPED, result.err
     assert SECRET not in result.out + result.err
+    # Without the proxies, which are not kept, nothing goes out.
+    direct = command.run("crawl", "--resume", "--name", "a.test")
+    assert direct.code == ExitCode.USAGE
+    assert "goes by proxies, which are not kept: give --proxy again" in direct.err
     wrong = command.run("crawl", "http://a.test/", "--proxy", f"http://me:{SECRET}@127.0.0.1")
     assert wrong.code == ExitCode.USAGE
     assert "proxy 1 will not do" in wrong.err

@@ -220,6 +220,16 @@ async def test_a_proxy_that_hangs_ends_within_the_time_limits(scheme: str) -> No
             assert caught.value.kind == ("timeout" if scheme == "http" else "proxy_error")
 
 
+async def test_worker_without_a_proxy_fetches_nothing_of_a_crawl_that_goes_by_some() -> None:
+    async with Talker({"/": html()}) as talker, fetcher() as fetching:
+        assert (await fetching.fetch(f"{talker.origin}/")).status == 200
+        fetching.apply(make_settings("proxied", {}, allow_private=True, proxied=True))
+        with pytest.raises(ProxyError, match="has no proxy") as caught:
+            await fetching.fetch(f"{talker.origin}/")
+        assert caught.value.wait_ms > 0
+        assert len(talker.requests) == 1
+
+
 # -- crawls
 
 

@@ -37,6 +37,7 @@ SOME: dict[str, list[Any]] = {
     "deny": [("b",)],
     "obey_robots": [True, False],
     "allow_private": [True, False],
+    "proxied": [True, False],
     "insecure": [True, False],
     "headers": [(), ("a.test: X: y z", "*: Y: 1")],
     "auth": [(), ("a.test: me:pass word",)],

@@ -32,6 +32,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
     "allow_private": (True, False, True),
+    "proxied": (True, False, True),
     "insecure": (True, False, False),
     "headers": (("a.test: X: 1",), ("a.test: X: 1 2", "b.test: Y: 3"), ("*: X: 1",)),
     "auth": (("a.test: me:1",), ("a.test: me:1 2", "b.test: me:3"), ("*: me:1",)),

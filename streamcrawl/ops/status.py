@@ -265,7 +265,8 @@ class Status:
         return self.totals.get(f"page.{state}", 0)
 
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return pages that are `dead` or `dropped` by reason, the most frequent first; robots tasks that died too."""
+        """Return pages that are `dead` or `dropped`, or how often pages `waited`, by reason, the most frequent first.
+        Robots tasks count too."""
         counts: Counter[str] = Counter()
         for kind in Kind:
             start = f"{kind}.{state}."
@@ -286,6 +287,7 @@ class Status:
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
+        document["waited_by_reason"] = self.by_reason("waited")
         return dict(document)
 
 
@@ -778,6 +780,8 @@ def status_lines(status: Status) -> list[str]:
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
+    if waited := status.by_reason("waited"):
+        rows.append(("sent back", f"to wait: {reasons(waited)}"))
     rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
         ("hosts scheduled", number(status.hosts_scheduled)),

@@ -21,20 +21,21 @@ from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.meters import QUEUE_WAIT, TASK_LATENCY
+from streamcrawl.work.page_work import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.rules.task import CrawlTask
-    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.frontier import Entry, Wait
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
     from streamcrawl.work.lag import ServerClock
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
-    from streamcrawl.work.page_work import Ending, PageWork
+    from streamcrawl.work.page_work import PageWork
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -240,7 +241,7 @@ class Slots:
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
             self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
-            self._chore(self._give_back(hand, is_begun=True))
+            self._chore(self._give_back(hand, Ending(None, is_begun=True)))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
@@ -251,7 +252,7 @@ class Slots:
             self._submit(hand, ending)
         else:
             if ending.commit is None:
-                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun))
+                self._chore(self._give_back(hand, ending))
             else:
                 self._submit(hand, ending)
 
@@ -334,8 +335,10 @@ class Slots:
         self._chores.add(chore)  # a task that nobody holds may be collected in the middle
         chore.add_done_callback(self._chores.discard)
 
-    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
-        await self._hand_back([hand.entry], is_robots_stale=is_robots_stale, is_begun=is_begun)
+    async def _give_back(self, hand: _Hand, ending: Ending) -> None:
+        await self._hand_back(
+            [hand.entry], is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun, wait=ending.wait
+        )
         self._end(hand)
 
     async def _hand_back_waiting(self, *, crashes_below: int | None = None) -> None:
@@ -348,7 +351,12 @@ class Slots:
             self._end(hand)
 
     async def _hand_back(
-        self, entries: Sequence[Entry], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        entries: Sequence[Entry],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> None:
         for shard, frontier in enumerate(self._crawl):
             entry_ids = [entry.id for entry in entries if entry.shard == shard]
@@ -357,7 +365,7 @@ class Slots:
             try:
                 await until_answered(
                     lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
-                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun, wait=wait
                     ),
                     self._patience,
                     self._give_up,

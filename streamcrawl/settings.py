@@ -87,7 +87,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- politeness
     delay_ms: int = 1000
-    """Between the end of one fetch of a host and the start of the next."""
+    """Between the end of one fetch of a host and the start of the next: the least there is."""
+    delay_factor: int = 2
+    """Times as long as its answers take a host is left alone, if that is more than `delay`: with 2 and one fetch at a
+    time it is busy with us a third of the time at most. 0: its answers may take as long as they want."""
+    delay_max_ms: int = 60_000
+    """Slow answers and refusals make no delay longer than this; 0, or no more than `delay`: they change nothing."""
     host_concurrency: int = 1
     obey_robots: bool = True
     user_agent: str = "streamcrawl/0.1"
@@ -210,6 +215,8 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "calendar_ahead_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
+    "delay_factor": (_TUNABLE, "applied to the next answer"),
+    "delay_max_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
@@ -646,7 +653,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
-    "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
+    "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0,
+    "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
     "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,

@@ -286,7 +286,7 @@ class Held:
 
 def fast(name: str, **values: Any) -> dict[str, Any]:
     """Return settings under which nothing waits: no robots, no delay, cap 1."""
-    return {"name": name, "obey_robots": False, "delay_ms": 0, "host_concurrency": 1} | values
+    return {"name": name, "obey_robots": False, "delay_ms": 0, "delay_max_ms": 0, "host_concurrency": 1} | values
 
 
 def page(url: str, **values: Any) -> CrawlTask:

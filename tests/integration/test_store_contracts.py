@@ -69,6 +69,8 @@ async def opened(open_lab: OpenLab) -> None:
     assert state.pop("state") == {
         "cap": 1,
         "crashes_max": 3,
+        "delay_factor": 2,
+        "delay_max_ms": 0,
         "delay_ms": 0,
         "epoch": frontier.epoch,
         "frontier_max": 20_000_000,
@@ -641,7 +643,7 @@ async def give_up_ok(open_lab: OpenLab) -> None:
         "host": A,
         "level": 2,
         "task": held.stored,
-        "error": "no answer; 1 tries failed in a row, the last: connect",
+        "error": "no answer of use; 1 tries failed in a row, the last: connect",
         "last_status": "",
         "worker": "",
     }

@@ -40,6 +40,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
+_CONTACT: Final = re.compile(r"(?:[!-'*-?A-~]{1,100}@|https?://)[!-'*-?A-~]{1,200}")
+"""Of ASCII without blanks, brackets and a second @: it stands in a comment of a header."""
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -96,6 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_concurrency: int = 1
     obey_robots: bool = True
     user_agent: str = "streamcrawl/0.1"
+    contact: str | None = None
+    """An e-mail address or a page, sent behind the User-Agent: whom owners of sites can write to."""
     crawl_delay_max_ms: int = 30_000
     """A larger Crawl-delay in robots.txt counts as this: one file must not park a host for days."""
     retry_after_max_ms: int = 3_600_000
@@ -162,6 +166,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
 
+    @property
+    def agent_header(self) -> str:
+        """The User-Agent as it is sent."""
+        return self.user_agent if self.contact is None else f"{self.user_agent} (+{self.contact})"
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for every worker of a crawl, as JSON can hold them.
 
@@ -220,6 +229,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
+    "contact": (_TUNABLE, "sent with the next request"),
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
     "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
     "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
@@ -734,6 +744,11 @@ def _check(field: str, one: Given) -> None:
                 )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
+    elif field == "contact" and value is not None and not _CONTACT.fullmatch(value):
+        raise ConfigError(
+            f"{_where(field, one)} {value!r} is nothing to write to; give an e-mail address (you@example.org) or the "
+            "address of a page (https://example.org/crawl)"
+        )
 
 
 def _check_nameserver(said: str, text: str) -> None:

@@ -241,7 +241,7 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             queued_of[host] > 0
             and not h.get("given_up")
             and not h.get("blocked")
-            and in_flight_of[host] < cap
+            and in_flight_of[host] < (1 if h.get("failing") else cap)  # of an open circuit one probe at a time
             and (not most or h.get("pages", 0) + in_flight_of[host] < most)
             and (not is_asked or f"queue:{host}:0" in state)
         )

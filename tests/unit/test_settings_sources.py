@@ -39,6 +39,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
+    "contact": ("a@a.test", "https://b.test/", "c@c.test"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
 }

@@ -623,7 +623,7 @@ def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now
         for shard in shards:
             for host, since in shard.named(place):
                 queued, reason, until = details.hosts.get(host, (0, "", 0))
-                asked_in_ms = max(0, until - shard.now(now_ms))
+                asked_in_ms = max(0, until - shard.now(now_ms)) if place == "failing" else 0
                 found.append(HostStatus(host, queued, reason, asked_in_ms, _age(since, now_of(shard))))
         return sorted(found, key=lambda one: (-(one.for_ms or 0), one.host))[:HOSTS_NAMED_MAX]
 

@@ -36,7 +36,7 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
-from streamcrawl.rules.politeness import Refusal, parse_retry_after_ms, refusal_of
+from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
@@ -357,7 +357,7 @@ class PageWork:
         if refusal_of(answer.status) is not None:
             # Of the whole host: its pages must not die of an outage that is longer than their few tries.
             ending = self._unanswered_for_now(entry, task, decision, f"answered {answer.status}")
-            return _with_answer(ending, answer, decision.block_ms)
+            return _with_answer(ending, answer, decision.block_ms, attempt=task.attempt)
         if decision.verdict is RetryVerdict.RETRY:
             ending = self._retry(entry, task, decision.delay_ms)
             return _with_answer(ending, answer, decision.block_ms)
@@ -571,7 +571,7 @@ class PageWork:
         return _with_answer(Ending(self.bury(entry, task, reason, error, str(answer.status))), answer)
 
     def _failed(self, entry: Entry, task: CrawlTask, error: FetchError, started: float) -> Ending:
-        return _with_error(self._failed_with(entry, task, error), error, started)
+        return _with_error(self._failed_with(entry, task, error), error, started, attempt=task.attempt)
 
     def _failed_with(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
@@ -618,7 +618,7 @@ def _fetched(commit: Commit, ended_at: float) -> Ending:
     return Ending(commit, ended_at)
 
 
-def _with_answer(ending: Ending, answer: Answer, block_ms: int = 0, *, is_own: bool = True) -> Ending:
+def _with_answer(ending: Ending, answer: Answer, block_ms: int = 0, *, attempt: int = 1, is_own: bool = True) -> Ending:
     """Complete the ending of a task by what the answer says of its host (nothing, if another host gave it)."""
     commit = ending.commit
     assert commit is not None
@@ -627,17 +627,22 @@ def _with_answer(ending: Ending, answer: Answer, block_ms: int = 0, *, is_own: b
     ending.ended_at = answer.ended_at
     if not is_own:
         return ending
-    commit.refusal = refusal_of(answer.status)
-    # To the last byte and with connecting, because the host is at work for us all that time. A failure of the server is
-    # often quicker than the page would be: its time must not speed us up.
-    if commit.refusal is not None or answer.status < 500:
+    refusal = refusal_of(answer.status)
+    if refusal is not None:
+        _refuse(commit, refusal, answer.elapsed_ms, attempt)
+    elif answer.status < 500:  # a server often fails more quickly than it answers, which must not speed us up
+        # To the last byte and with connecting: the host is at work for us all that time.
         commit.took_ms = max(1, answer.elapsed_ms)
     return ending
 
 
-def _with_error(ending: Ending, error: FetchError, started: float) -> Ending:
+def _refuse(commit: Commit, refusal: Refusal, took_ms: int, attempt: int) -> None:
+    if is_of_host(refusal, attempt):
+        commit.refusal, commit.took_ms = refusal, took_ms
+
+
+def _with_error(ending: Ending, error: FetchError, started: float, *, attempt: int = 1) -> Ending:
     """The same for a request that began at `started` and brought no answer."""
     if isinstance(error, FetchTimeout) and ending.commit is not None:
-        ending.commit.refusal = Refusal.TIMEOUT
-        ending.commit.took_ms = int((time.monotonic() - started) * 1000)
+        _refuse(ending.commit, Refusal.TIMEOUT, int((time.monotonic() - started) * 1000), attempt)
     return ending

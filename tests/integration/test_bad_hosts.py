@@ -156,4 +156,4 @@ async def test_bad_hosts_slow_nobody_else_down_and_lose_nothing(
     refused = sum(request.status == 429 for request in limited.requests)
     assert 0 < totals["throttled.http_429"] <= refused
     assert FAILURES / 2 < totals["throttled.http_503"] <= FAILURES
-    assert totals["throttled.timeout"] >= FAILURES
+    assert totals["throttled.timeout"] > FAILURES / 2

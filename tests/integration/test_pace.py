@@ -94,7 +94,7 @@ def test_whatever_a_host_does_its_delay_stays_in_bounds_answers_failures_and_rec
                     failures += 1
                 else:
                     aim = min(max(floor_ms, event * factor), most_ms) if floor_ms else 0
-                    assert after <= before if aim <= before else before <= after + before // 16 + 1 <= aim + before
+                    assert after <= before if aim <= before else before <= after + before // 8 + 1 <= aim + before
                     failures = 0
             # The same history with a failure at its end, beside one with an answer as quick as can be.
             await play(lab, events, B)
@@ -150,6 +150,15 @@ async def test_a_host_with_a_rate_limit_refuses_few_fetches(open_lab: OpenLab) -
     totals = await lab.totals()
     assert totals["throttled.http_429"] == refused
     assert await why(lab) is DelayReason.THROTTLED
+
+
+async def test_a_host_with_a_bad_page_in_ten_goes_on(open_lab: OpenLab) -> None:
+    lab = await open_lab(**POLITE)
+    await lab.offer(*urls("a.test", 200))
+    for refusal in (Refusal.UNAVAILABLE, Refusal.TIMEOUT):
+        delays = [delay for _ in range(5) for delay in await play(lab, [refusal, *[50] * 9])]
+        assert max(delays) <= 2 * FLOOR_MS
+        assert delays[-1] == FLOOR_MS
 
 
 @pytest.mark.parametrize("since_end_ms", [0, 300])

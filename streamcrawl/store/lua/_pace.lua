@@ -5,8 +5,10 @@
 --   paced      `delay_factor` times what its answers take, smoothed: the host is busy with us one part of that and left
 --              alone so many. An eighth of the way to each new value (as TCP smooths round trips, RFC 6298): what a
 --              single slow page adds is, over the fetches that follow, once its own share.
---   throttled  doubled when the host says or shows that it is too much (429, 503, a timeout), a sixteenth less after
---              each answer: a host that bears one fetch in 2 s refuses one of a dozen, not every other.
+--   throttled  doubled when the host says or shows that it is too much (429, 503, a timeout), and less after each
+--              answer: by a sixteenth where it was 429, so that a host which bears one fetch in 2 s refuses one of a dozen
+--              and not every other; by an eighth else, for 503 and timeouts may be of single pages, and a host with one
+--              such page in ten must go on.
 --
 -- Whoever sets a delay of 0 says that the host bears all they ask: how long its answers take is no reason to wait then,
 -- a refusal still is.
@@ -22,7 +24,7 @@ local function answered_in(h, took)
   end
   h.paced = paced > floor and paced or 0
   if h.throttled > 0 then
-    local throttled = math.floor(h.throttled * 15 / 16)
+    local throttled = math.floor(h.throttled * (h.throttled_by == 'http_429' and 15 / 16 or 7 / 8))
     if throttled > floor then h.throttled = throttled else h.throttled, h.throttled_at, h.throttled_by = 0, 0, '' end
   end
 end

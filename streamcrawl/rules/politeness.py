@@ -71,8 +71,8 @@ def is_of_host(refusal: Refusal, attempt: int) -> bool:
     """Return whether a refusal at this try of a page (from 1) says that its host is asked too often.
 
     429 does by its meaning. Anything else at a later try more likely is the page's own: others of its host were
-    answered meanwhile, or its circuit opens, which takes care of a host that answers none. Without this a site of which three
-    pages in a hundred hang would be slowed down until nothing of it is fetched any more.
+    answered meanwhile, or its circuit opens, which takes care of a host that answers none. Without this a site of which
+    three pages in a hundred hang would be slowed down until nothing of it is fetched any more.
     """
     return attempt == 1 or refusal is Refusal.TOO_MANY
 

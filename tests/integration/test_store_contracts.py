@@ -7,6 +7,7 @@ says. GONE is tried for all scripts alike.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -473,6 +474,10 @@ async def commit_lease_lost(open_lab: OpenLab) -> None:
     assert changed == {"totals": {"page.lease_lost": (None, 1)}}
 
 
+class StrangeRefusal(StrEnum):
+    OTHER = "http_500"
+
+
 @case("commit", "INVALID")
 async def commit_invalid(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
@@ -484,6 +489,8 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
         lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+        lab.commit_of(held, took_ms=-1),
+        lab.commit_of(held, refusal=StrangeRefusal.OTHER),
         lab.commit_of(held, left_out={"Trap": 1}),
         lab.commit_of(held, left_out={"x" * 33: 1}),
         lab.commit_of(held, left_out={"depth": -1}),

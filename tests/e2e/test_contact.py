@@ -122,6 +122,12 @@ def test_elsewhere_one_line_says_what_is_missing_and_the_crawl_begins(tmp_path: 
         assert "--contact" not in running.wait().err
 
 
+def test_seed_says_it_too_when_it_begins_a_crawl(tmp_path: Path) -> None:
+    command = Command(tmp_path / "here")
+    done = command.run("seed", NAME, "-", "--create", "--no-robots", "--keep-open", stdin=f"{NOWHERE}\n")
+    assert (done.code, done.err.count(contact.MISSING)) == (0, 1)
+
+
 def test_crawl_of_a_site_of_ones_own_is_not_asked(tmp_path: Path) -> None:
     with SiteProcess(SiteSpec(hosts=1, pages_per_host=3, links=2)) as site:
         done = Command(tmp_path / "here").run("crawl", site.url(1, "/p/0"), "-o", "pages.jsonl")

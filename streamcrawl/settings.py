@@ -41,6 +41,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
+_CONTACT: Final = re.compile(r"(?:[!-'*-?A-~]{1,100}@|https?://)[!-'*-?A-~]{1,200}")
+"""Of ASCII without blanks, brackets and a second @: it stands in a comment of a header."""
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -88,7 +90,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- politeness
     delay_ms: int = 1000
-    """Between the end of one fetch of a host and the start of the next."""
+    """Between the end of one fetch of a host and the start of the next: the least there is."""
+    delay_factor: int = 2
+    """Times as long as its answers take a host is left alone, if that is more than `delay`: with 2 and one fetch at a
+    time it is busy with us a third of the time at most. 0: its answers may take as long as they want."""
+    delay_max_ms: int = 60_000
+    """Slow answers and refusals make no delay longer than this; 0, or no more than `delay`: they change nothing."""
     host_concurrency: int = 1
     ip_concurrency: int = 0
     """Fetches at a time of one IP address (of IPv6 one /64), as far as can be told; 0 for any number. Off by default:
@@ -97,6 +104,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Networks (`203.0.113.0/24`) that `ip_concurrency` leaves alone; `cdn` stands for the list in rules/cdn.py."""
     obey_robots: bool = True
     user_agent: str = "streamcrawl/0.1"
+    contact: str | None = None
+    """An e-mail address or a page, sent behind the User-Agent: whom owners of sites can write to."""
     crawl_delay_max_ms: int = 30_000
     """A larger Crawl-delay in robots.txt counts as this: one file must not park a host for days."""
     retry_after_max_ms: int = 3_600_000
@@ -178,6 +187,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
 
+    @property
+    def agent_header(self) -> str:
+        """The User-Agent as it is sent."""
+        return self.user_agent if self.contact is None else f"{self.user_agent} (+{self.contact})"
+
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for every worker of a crawl, as JSON can hold them.
 
@@ -231,11 +245,14 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "calendar_ahead_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
+    "delay_factor": (_TUNABLE, "applied to the next answer"),
+    "delay_max_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "ip_concurrency": (_TUNABLE, "asked before the next fetch"),
     "ip_exempt": (_TUNABLE, "asked before the next fetch"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
+    "contact": (_TUNABLE, "sent with the next request"),
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
     "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
     "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
@@ -683,8 +700,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
-    "delay_ms": 0, "host_concurrency": 1, "ip_concurrency": 0, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0,
-    "robots_ttl_ms": 1000, "robots_ttl_min_ms": 1000,
+    "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0, "host_concurrency": 1, "ip_concurrency": 0,
+    "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000, "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
@@ -769,6 +786,11 @@ def _check(field: str, one: Given) -> None:
                 )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
+    elif field == "contact" and value is not None and not _CONTACT.fullmatch(value):
+        raise ConfigError(
+            f"{_where(field, one)} {value!r} is nothing to write to; give an e-mail address (you@example.org) or the "
+            "address of a page (https://example.org/crawl)"
+        )
 
 
 def _check_nameserver(said: str, text: str) -> None:

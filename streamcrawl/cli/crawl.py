@@ -170,8 +170,27 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     type=Duration(),
     group=MANNERS,
     setting="delay_ms",
-    help="Pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
-    "Crawl-delay in robots.txt wins.",
+    help="Least pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
+    "Crawl-delay in robots.txt wins, and so does what the host bears: see --delay-factor.",
+)
+@_option(
+    "--delay-factor",
+    "delay_factor",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="delay_factor",
+    help="Leave a host alone N times as long as its answers take, if that is more than --delay. Default: 2; 0: however "
+    "long they take, as with --delay 0.",
+)
+@_option(
+    "--delay-max",
+    "delay_max_ms",
+    type=Duration(),
+    group=MANNERS,
+    setting="delay_max_ms",
+    help="The longest pause that slow answers make, or refusals: 429, 503 and timeouts double it, answers bring it "
+    "back slowly. Default: 1m; 0: --delay holds whatever happens. A Retry-After is obeyed all the same.",
 )
 @_option(
     "--host-concurrency",
@@ -216,8 +235,16 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     metavar="TEXT",
     group=MANNERS,
     setting="user_agent",
-    help="Sent with every request and looked up in robots.txt. Put a way to reach you into it. "
-    "Default: streamcrawl/VERSION.",
+    help="Sent with every request and looked up in robots.txt. Default: streamcrawl/VERSION.",
+)
+@_option(
+    "--contact",
+    "contact",
+    metavar="ADDRESS",
+    group=MANNERS,
+    setting="contact",
+    help="E-mail address or page of whom the owners of sites can write to, sent behind the User-Agent. Asked for when "
+    "a crawl of more than some hundred pages of other people's sites has none.",
 )
 @_option(
     "--host-give-up",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
     SUFFIX,
@@ -211,6 +212,8 @@ class _Crawl(Running):
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
         now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
+        if is_new and contact.is_missing(settings, now_stored.scope):
+            settings, version = await self._with_contact(crawl, settings, version)
         feeder = feeder_name(now_stored.seeds, now_stored.seeds_file)
         seeds = SeedLoop(crawl, lines, settings, self.log, feeder=feeder)
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
@@ -266,6 +269,17 @@ class _Crawl(Running):
         if tuned.version != before.version:
             self.tell(f"settings changed, for every worker of the crawl: {differences(before, tuned)}")
         return crawl, settings, tuned.version
+
+    async def _with_contact(self, crawl: Shards, settings: Settings, version: int) -> tuple[Settings, int]:
+        """Ask whom owners of sites can write to, where somebody can be asked, and say what is missing elsewhere."""
+        if self._options.is_quiet or self._options.is_json or not contact.can_ask():
+            self.log(contact.MISSING)
+            return settings, version
+        named = await contact.ask(self.log)
+        if named is None:
+            return settings, version
+        tuned, _ = await tune(crawl, self._name, {"contact": Given(named, "the answer at its beginning")})
+        return msgspec.structs.replace(settings, contact=named), tuned.version
 
     async def _refuse_while_at_work(self, crawl: Shards, before: Tuned, changes: Mapping[str, Given]) -> None:
         """Raise ConfigError when a setting would change that must not while workers are alive."""

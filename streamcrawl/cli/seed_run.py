@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.fleet import LINE_S, Showing
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
@@ -236,6 +237,8 @@ class _Seeding:
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
             self.tell(f"crawl {options.name} begun, into {sink.path}")
+            if contact.is_missing(settings, state):
+                self.log(contact.MISSING)
         return crawl, settings
 
     # -- while it runs

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamcrawl.errors import CrawlGone
 from streamcrawl.ops.status import stored_settings
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.settings import SCHEMA
@@ -36,6 +37,7 @@ SETTLE_S: Final = 0.2
 """Between two looks at what is being written to one shard after the other."""
 _STATES: Final = ("queued", "streamed", "delayed", "dead", "done", "dropped")
 _LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in LeftOut)
+_THROTTLED: Final = frozenset(f"throttled.{refusal}" for refusal in Refusal)
 """Links that never became tasks: no other figure depends on them, so their names are all there is to check."""
 _LOOKS_MAX: Final = 5
 """How often something is looked at again when the crawl moved meanwhile."""
@@ -432,6 +434,8 @@ class _ShardAudit:
                 self._fault(f"totals: {name} is {count}, below zero")
             if name.startswith("links.") and name not in _LINKS_LEFT_OUT:
                 self._fault(f"totals: {name} is no reason to leave a link out")
+            if name.startswith("throttled.") and name not in _THROTTLED:
+                self._fault(f"totals: {name} is no refusal of a host")
         seeds = total("seed.created") - total("seed.ended")
         left = sum(total(f"{Kind.PAGE}.{state}") for state in ("queued", "streamed", "delayed"))
         if self._report.are_seeds_counted and not 0 <= seeds <= left:

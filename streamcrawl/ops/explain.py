@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError
-from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, host_page
+from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, delay_words, host_page
 from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.status import read_status
 from streamcrawl.ops.words import moment, span
@@ -321,6 +321,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         *([("trap", found.left_out)] if found.left_out else []),
         ("robots.txt", found.robots),
         ("host", f"{found.host.key}: {found.host.standing()}"),
+        ("delay", delay_words(found.host)),
     ]
     if found.shards > 1:
         rows.append(("shard", str(found.shard)))

@@ -139,6 +139,8 @@ class HostStatus:
     host: str
     queued: int
     reason: str = ""
+    asked_in_ms: int = 0
+    """Until a failing one is asked by one fetch, to see whether it is back: its circuit is open. 0: it is half-open."""
     for_ms: int | None = None
 
 
@@ -278,12 +280,19 @@ class Status:
     def links_left_out(self) -> dict[str, int]:
         """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
         as often as a page had it: they never became tasks, so no other count has them."""
-        start = "links."
+        return self._named("links.")
+
+    def refusals(self) -> dict[str, int]:
+        """Return how often hosts refused a fetch, by what slowed them down (`Refusal`), the most frequent first."""
+        return self._named("throttled.")
+
+    def _named(self, start: str) -> dict[str, int]:
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["refusals"] = self.refusals()
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
@@ -490,8 +499,8 @@ class _Details:
 
     oldest: dict[str, str] = field(default_factory=dict)
     """Key of a stream -> id of the entry that waits longest."""
-    hosts: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Host key -> what is queued, and how it fails."""
+    hosts: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """Host key -> what is queued, how it fails, and until when it is left alone (crawl time, ms)."""
     hosts_due: int = 0
 
 
@@ -512,7 +521,7 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
         for host, keys in hosts.items():
-            pipe.hmget(keys.host(host), ["queued", "failing"])
+            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until"])
         with mapped_errors():
             answers = iter(await pipe.execute())
     details.hosts_due = sum(next(answers) for _ in scheduled)
@@ -520,8 +529,8 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
     for host in hosts:
-        queued, reason = next(answers)
-        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"))
+        queued, reason, until = next(answers)
+        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"), int(until or 0))
     return details
 
 
@@ -676,11 +685,12 @@ def _dead_letter(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
 
 def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now_ms: int) -> None:
     def named(place: str, now_of: Callable[[_Shard], int]) -> list[HostStatus]:
-        found = [
-            HostStatus(host, *details.hosts.get(host, (0, "")), for_ms=_age(since, now_of(shard)))
-            for shard in shards
-            for host, since in shard.named(place)
-        ]
+        found = []
+        for shard in shards:
+            for host, since in shard.named(place):
+                queued, reason, until = details.hosts.get(host, (0, "", 0))
+                asked_in_ms = max(0, until - shard.now(now_ms)) if place == "failing" else 0
+                found.append(HostStatus(host, queued, reason, asked_in_ms, _age(since, now_of(shard))))
         return sorted(found, key=lambda one: (-(one.for_ms or 0), one.host))[:HOSTS_NAMED_MAX]
 
     status.failing = named("failing", lambda shard: shard.now(now_ms))
@@ -777,6 +787,7 @@ def status_lines(status: Status) -> list[str]:
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
         ("links left out", reasons(status.links_left_out())),
+        ("refusals", reasons(status.refusals())),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
@@ -860,7 +871,8 @@ def feeder_text(feeder: FeederStatus) -> str:
 
 
 def _failing_text(one: HostStatus) -> str:
-    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)})"
+    then = f"asked again in {span(one.asked_in_ms)}" if one.asked_in_ms else "asked by one fetch at a time"
+    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)}, {then})"
 
 
 def _kept_text(one: HostStatus) -> str:

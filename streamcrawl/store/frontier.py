@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from streamcrawl.rules.politeness import Refusal
     from streamcrawl.rules.task import CrawlTask, Kind, Outcome
 
 LINKS_PER_CALL: Final = 250
@@ -43,6 +44,8 @@ SEEDS: Final = "seeds"
 LINKS: Final = "links"
 SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("delay_ms", "delay_ms"),
+    ("delay_factor", "delay_factor"),
+    ("delay_max_ms", "delay_max_ms"),
     ("cap", "host_concurrency"),
     ("robots", "obey_robots"),
     ("pages_max", "pages_max"),
@@ -119,6 +122,10 @@ class Commit:
     """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
+    took_ms: int = 0
+    """How long the request took, connecting included; 0 when that says nothing of what the host bears."""
+    refusal: Refusal | None = None
+    """Why the host's delay doubles."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -135,6 +142,8 @@ class Commit:
                 _as_text(self.items),
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
+                self.took_ms,
+                "" if self.refusal is None else self.refusal.value,
             )
         )
 

@@ -149,6 +149,7 @@ class Fetcher:
         """
         self._settings = settings
         self._routes = Routes(parse_proxies(settings.proxies), log)
+        self._agent = settings.agent_header
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._guard = AddressGuard(settings, inside or Inside())
         self._resolver: Resolver | None = None
@@ -160,6 +161,7 @@ class Fetcher:
     def apply(self, settings: Settings) -> None:
         """Fetch by other settings from the next request on; the pool keeps its size."""
         self._settings = settings
+        self._agent = settings.agent_header
         self._guard.apply(settings)
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._timeout = _timeout(settings)
@@ -177,7 +179,7 @@ class Fetcher:
             connector_owner=traces is None,
             cookie_jar=DummyCookieJar(),
             headers={
-                "User-Agent": self._settings.user_agent,
+                "User-Agent": self._settings.agent_header,
                 "Accept": ACCEPT,
                 "Accept-Encoding": ACCEPT_ENCODING,
             },
@@ -236,8 +238,8 @@ class Fetcher:
             raise RuntimeError("the fetcher is used outside of its `async with`")
         target = _target(url)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
-        if self._settings.user_agent != session.headers["User-Agent"]:
-            headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
+        if self._agent != session.headers["User-Agent"]:
+            headers = {"User-Agent": self._agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
         if self._headers:

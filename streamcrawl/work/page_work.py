@@ -37,8 +37,8 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
-from streamcrawl.rules.politeness import parse_retry_after_ms
-from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
+from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
+from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
@@ -383,7 +383,7 @@ class PageWork:
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
-                return self._failed(entry, task, error)
+                return self._failed(entry, task, error, started)
             host, path = split_url(url)
             if host != task.host:
                 return self._redirected(entry, task, answer, host, path, hops)
@@ -443,11 +443,16 @@ class PageWork:
             policy=self._policy,
             jitter=random.random(),
         )
+        if refusal_of(answer.status) is not None:
+            # Of the whole host: its pages must not die of an outage that is longer than their few tries.
+            ending = self._unanswered_for_now(entry, task, decision, f"answered {answer.status}")
+            return _with_answer(ending, answer, decision.block_ms, attempt=task.attempt)
         if decision.verdict is RetryVerdict.RETRY:
-            return self._retry(entry, task, decision.delay_ms, block_ms=decision.block_ms, ended_at=answer.ended_at)
+            ending = self._retry(entry, task, decision.delay_ms)
+            return _with_answer(ending, answer, decision.block_ms)
         if decision.verdict is RetryVerdict.DEAD:
             commit = self.bury(entry, task, decision.reason, f"answered {answer.status}", str(answer.status))
-            return _fetched(commit, answer.ended_at, decision.block_ms)
+            return _with_answer(Ending(commit), answer, decision.block_ms)
         handled = Handled()
         if self._handler is None:
             started = time.monotonic()
@@ -473,7 +478,7 @@ class PageWork:
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
-        ending = _fetched(commit, answer.ended_at, decision.block_ms)
+        ending = _with_answer(Ending(commit), answer, decision.block_ms)
         self._add_links(ending, commit, task, handled.urls, circle)
         return ending
 
@@ -540,7 +545,7 @@ class PageWork:
         target = CrawlTask(
             host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
         )
-        ending = _fetched(commit, answer.ended_at)
+        ending = _with_answer(Ending(commit), answer)
         self._place(ending, commit, [target])
         return ending
 
@@ -580,8 +585,9 @@ class PageWork:
                 return Ending(None, is_begun=True)
             if error.is_unanswered or error.is_retryable:
                 # Of another host that is down, its own must not be told: it may answer.
-                is_own = split_url(url)[0] == task.host
-                return self._unanswered(entry, task, error.kind if is_own else "robots")
+                if split_url(url)[0] != task.host:
+                    return self._unanswered(entry, task, "robots")
+                return _with_error(self._unanswered(entry, task, error.kind), error, started)
             # A robots.txt whose coding is broken, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
             if isinstance(error, BlockedAddress):
@@ -589,18 +595,19 @@ class PageWork:
                 ttl_max_ms = min(ttl_max_ms, BLOCKED_ROBOTS_TTL_MS)
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
-            if answer is not None:
-                ending.ended_at = answer.ended_at
-                if ending.commit is not None:
-                    ending.commit.block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
-            return ending
+            if answer is None:
+                return ending
+            block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
+            return _with_answer(ending, answer, block_ms, is_own=answer is own)
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
         control = None if answer is None else ", ".join(answer.headers.getall("Cache-Control", ()))
         ttl_ms = verdict_ttl_ms(control, min(self._settings.robots_ttl_min_ms, ttl_max_ms), ttl_max_ms)
         detail = (text, ttl_ms, delay_ms, KEPT_UNREACHABLE_MS if said == "parse" else KEPT_SPARE_MS)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
-        return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
+        if answer is None:
+            return _fetched(commit, time.monotonic())
+        return _with_answer(Ending(commit), answer, is_own=answer is own)
 
     async def _fetch_robots_txt(self, url: str, on_sent: Callable[[], None] | None) -> Answer:
         # One byte more than is read, by which it shows that the last line is not whole.
@@ -649,15 +656,13 @@ class PageWork:
 
     def _drop(self, entry: Entry, task: CrawlTask, reason: str, answer: Answer | None = None) -> Ending:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DROPPED, detail=(str(reason),))
-        return Ending(commit, time.monotonic()) if answer is None else _fetched(commit, answer.ended_at)
+        return Ending(commit, time.monotonic()) if answer is None else _with_answer(Ending(commit), answer)
 
-    def _retry(
-        self, entry: Entry, task: CrawlTask, delay_ms: int, *, block_ms: int = 0, ended_at: float | None = None
-    ) -> Ending:
+    def _retry(self, entry: Entry, task: CrawlTask, delay_ms: int) -> Ending:
         again = msgspec.structs.replace(task, attempt=task.attempt + 1)
         detail = (delay_ms, task.level.value, encode_task(again))
         commit = Commit(entry.id, task.host, task.kind, Outcome.RETRY, detail=detail)
-        ending = _fetched(commit, time.monotonic() if ended_at is None else ended_at, block_ms)
+        ending = _fetched(commit, time.monotonic())
         ending.retry_delay_ms = delay_ms
         return ending
 
@@ -666,22 +671,29 @@ class PageWork:
     ) -> Ending:
         """Retry what a handler failed at, or bury it with its last attempt."""
         if task.attempt < self._policy.attempts_max:
-            return self._retry(entry, task, delay_ms, ended_at=answer.ended_at)
-        return _fetched(self.bury(entry, task, reason, error, str(answer.status)), answer.ended_at)
+            return _with_answer(self._retry(entry, task, delay_ms), answer)
+        return _with_answer(Ending(self.bury(entry, task, reason, error, str(answer.status))), answer)
 
-    def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
+    def _failed(self, entry: Entry, task: CrawlTask, error: FetchError, started: float) -> Ending:
+        return _with_error(self._failed_with(entry, task, error), error, started, attempt=task.attempt)
+
+    def _failed_with(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
         if error.is_unanswered:
             if isinstance(error, SURE_ERRORS):
                 return self._unanswered(entry, task, error.kind)
             # A URL that always hangs must not look like a host that is down, nor the other way round: the script
             # knows how often the host failed in a row, and chooses.
-            again = msgspec.structs.replace(task, attempt=task.attempt + 1)
-            first = ("retry" if decision.verdict is RetryVerdict.RETRY else "dead", decision.delay_ms)
-            return self._unanswered(entry, task, error.kind, (*first, encode_task(again), str(error)[:1000]))
+            return self._unanswered_for_now(entry, task, decision, str(error)[:1000])
         if decision.verdict is RetryVerdict.RETRY:
             return self._retry(entry, task, decision.delay_ms)
         return _fetched(self.bury(entry, task, decision.reason, str(error)[:1000]), time.monotonic())
+
+    def _unanswered_for_now(self, entry: Entry, task: CrawlTask, decision: Decision, error: str) -> Ending:
+        """Return how a task ends that is to be tried again or dead, unless its whole host is the cause."""
+        again = msgspec.structs.replace(task, attempt=task.attempt + 1)
+        first = "retry" if decision.verdict is RetryVerdict.RETRY else "dead"
+        return self._unanswered(entry, task, decision.reason, (first, decision.delay_ms, encode_task(again), error))
 
     def _unanswered(self, entry: Entry, task: CrawlTask, reason: str, when_first: tuple[Any, ...] = ()) -> Ending:
         settings = self._settings
@@ -705,7 +717,36 @@ async def _sleep_until(moment: float) -> None:
         await asyncio.sleep(left_s)
 
 
-def _fetched(commit: Commit, ended_at: float, block_ms: int = 0) -> Ending:
+def _fetched(commit: Commit, ended_at: float) -> Ending:
+    commit.is_fetched = True
+    return Ending(commit, ended_at)
+
+
+def _with_answer(ending: Ending, answer: Answer, block_ms: int = 0, *, attempt: int = 1, is_own: bool = True) -> Ending:
+    """Complete the ending of a task by what the answer says of its host (nothing, if another host gave it)."""
+    commit = ending.commit
+    assert commit is not None
     commit.is_fetched = True
     commit.block_ms = block_ms
-    return Ending(commit, ended_at)
+    ending.ended_at = answer.ended_at
+    if not is_own:
+        return ending
+    refusal = refusal_of(answer.status)
+    if refusal is not None:
+        _refuse(commit, refusal, answer.elapsed_ms, attempt)
+    elif answer.status < 500:  # a server often fails more quickly than it answers, which must not speed us up
+        # To the last byte and with connecting: the host is at work for us all that time.
+        commit.took_ms = max(1, answer.elapsed_ms)
+    return ending
+
+
+def _refuse(commit: Commit, refusal: Refusal, took_ms: int, attempt: int) -> None:
+    if is_of_host(refusal, attempt):
+        commit.refusal, commit.took_ms = refusal, took_ms
+
+
+def _with_error(ending: Ending, error: FetchError, started: float, *, attempt: int = 1) -> Ending:
+    """The same for a request that began at `started` and brought no answer."""
+    if isinstance(error, FetchTimeout) and ending.commit is not None:
+        _refuse(ending.commit, Refusal.TIMEOUT, int((time.monotonic() - started) * 1000), attempt)
+    return ending

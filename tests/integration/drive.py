@@ -46,6 +46,7 @@ QUICK: Final[dict[str, Any]] = {
     "obey_robots": False,
     "allow_private": True,  # a run that goes on with a crawl has no seeds to be let in by
     "delay_ms": 0,
+    "delay_max_ms": 0,
     "concurrency": 16,
     "timeout_ms": 10_000,
     "retry_base_ms": 50,

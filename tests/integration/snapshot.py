@@ -241,7 +241,7 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             queued_of[host] > 0
             and not h.get("given_up")
             and not h.get("blocked")
-            and in_flight_of[host] < cap
+            and in_flight_of[host] < (1 if h.get("failing") else cap)  # of an open circuit one probe at a time
             and (not most or h.get("pages", 0) + in_flight_of[host] < most)
             and (not is_asked or f"queue:{host}:0" in state)
         )
@@ -286,7 +286,7 @@ class Held:
 
 def fast(name: str, **values: Any) -> dict[str, Any]:
     """Return settings under which nothing waits: no robots, no delay, cap 1."""
-    return {"name": name, "obey_robots": False, "delay_ms": 0, "host_concurrency": 1} | values
+    return {"name": name, "obey_robots": False, "delay_ms": 0, "delay_max_ms": 0, "host_concurrency": 1} | values
 
 
 def page(url: str, **values: Any) -> CrawlTask:

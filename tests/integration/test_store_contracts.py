@@ -8,6 +8,7 @@ says. GONE is tried for all scripts alike.
 from __future__ import annotations
 
 import asyncio
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,8 @@ async def opened(open_lab: OpenLab) -> None:
     assert state.pop("state") == {
         "cap": 1,
         "crashes_max": 3,
+        "delay_factor": 2,
+        "delay_max_ms": 0,
         "delay_ms": 0,
         "epoch": frontier.epoch,
         "frontier_max": 20_000_000,
@@ -472,6 +475,10 @@ async def commit_lease_lost(open_lab: OpenLab) -> None:
     assert changed == {"totals": {"page.lease_lost": (None, 1)}}
 
 
+class StrangeRefusal(StrEnum):
+    OTHER = "http_500"
+
+
 @case("commit", "INVALID")
 async def commit_invalid(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
@@ -483,6 +490,8 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
         lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+        lab.commit_of(held, took_ms=-1),
+        lab.commit_of(held, refusal=StrangeRefusal.OTHER),
         lab.commit_of(held, left_out={"Trap": 1}),
         lab.commit_of(held, left_out={"x" * 33: 1}),
         lab.commit_of(held, left_out={"depth": -1}),
@@ -745,7 +754,7 @@ async def give_up_ok(open_lab: OpenLab) -> None:
         "host": A,
         "level": 2,
         "task": held.stored,
-        "error": "no answer; 1 tries failed in a row, the last: connect",
+        "error": "no answer of use; 1 tries failed in a row, the last: connect",
         "last_status": "",
         "worker": "",
     }

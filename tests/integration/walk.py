@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pytest
 
 from streamcrawl.errors import ConfigError, CrawlGone
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import CrawlTask, Kind, Outcome, decode_task, encode_task
 from streamcrawl.settings import Given, make_settings
 from streamcrawl.store.frontier import LINKS, SEEDS, Allowance, Beat, Commit, Frontier, Wait
@@ -115,6 +116,7 @@ class Walk:
             obey_robots=seed % 3 != 0,
             host_concurrency=1 + seed % 2,
             delay_ms=(0, 200)[seed // 2 % 2],
+            delay_max_ms=(0, 1000)[seed // 2 % 3 % 2],
             crashes_max=2,
             pages_per_host_max=(None, 12)[seed // 4 % 2],
             pages_max=(None, 15)[seed // 8 % 2],
@@ -247,6 +249,8 @@ class Walk:
             is_fetched=self.random.random() < 0.8,
             since_end_ms=self.random.randrange(50),
             block_ms=self.random.choice((0, 0, 0, 500)),
+            took_ms=self.random.choice((0, 5, 400)),
+            refusal=self.random.choice((None, None, None, *Refusal)),
             links=links(*found.get(n, ()), depth=1),
             items=("out", held.task.url) if outcome is Outcome.DONE and is_page else (),
         )

@@ -48,6 +48,7 @@ SOME: dict[str, list[Any]] = {
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
+    "contact": [None, "books@example.org", "https://example.org/bot"],
     "handler": [None, "shop:page"],
     "metrics_host": ["127.0.0.1", "::"],
 }
@@ -158,6 +159,9 @@ def test_none_means_not_given() -> None:
         ({"deny": ("ok", "*")}, "deny '*' is not a regular expression"),
         ({"user_agent": "two\nlines"}, "user_agent must be one line"),
         ({"user_agent": "  "}, "user_agent must be one line that is not empty"),
+        ({"contact": "two words@a.test"}, "contact 'two words@a.test' is nothing to write to"),
+        ({"contact": "me@a.test\r\nX: 1"}, "is nothing to write to; give an e-mail address"),
+        ({"contact": "somebody"}, "contact 'somebody' is nothing to write to"),
         ({"name": "no spaces"}, "crawl name 'no spaces' will not do"),
     ],
 )

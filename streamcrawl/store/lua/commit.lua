@@ -6,7 +6,8 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server]]}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, took_ms,
+--   refusal]]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
 --   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
@@ -15,13 +16,17 @@
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
 --                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
 --                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
---                 task `again` is retried after delay_ms (or the task is buried) as if the host were well
+--                 task `again` is retried after delay_ms (or the task is buried) as if the host were well; with
+--                 'dead' and a reason http_<status> also when nothing else of the host is left that could tell
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
 --   items         sink, record, sink, record, …
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
+--   took_ms       how long the request took, connecting included, until the last byte; 0 when its time says nothing of
+--                 what the host bears
+--   refusal       '' or why the host's delay doubles: http_429, http_503 or timeout
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
@@ -37,6 +42,7 @@
 -- repeats the items. Allow-oom, because a full server must drain.
 -- include _state
 -- include _hosts
+-- include _pace
 -- include _stream
 -- include _seen
 -- include _links
@@ -76,7 +82,8 @@ local function is_valid(c)
   if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
     or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
     or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table'
-    or not (c[12] == nil or is_text(c[12])) then
+    or not (c[12] == nil or is_text(c[12])) or not (c[13] == nil or is_int(c[13]))
+    or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) then
     return false
   end
   local check = DETAIL[c[4]]
@@ -135,13 +142,16 @@ function ACT.unanswered(c, h)
   -- The host did answer: with nothing that can be used, so nothing else is held back for it.
   if is_kept and reason == 'robots' then return end
   h.failures, h.failed_at = h.failures + 1, now
-  if when_first and h.failures <= 2 then
+  local status = string.match(reason, '^http_(%d+)$') or ''
+  -- A page that always answers so must end when nothing of its host is left to compare it with.
+  local is_last = when_first == 'dead' and status ~= '' and h.queued <= 0 and h.in_flight <= 0
+  if when_first and (h.failures <= 2 or is_last) then
     if when_first == 'retry' then
       call('ZADD', P .. 'delayed', now + delay_ms, 'fetch|' .. level .. '|' .. c[2] .. '|' .. again)
       count(c[3] .. '.delayed', 1)
       count(c[3] .. '.retried', 1)
     else
-      die(c, h, level, task, reason, error, '')
+      die(c, h, level, task, reason, error, status)
     end
     return
   end
@@ -179,6 +189,12 @@ for n = 4, #ARGV do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
+    local refusal = c[14] or ''
+    if c[5] == 1 and refusal ~= '' then
+      refused(h, refusal, now - math.min(c[6], 60000) - (c[13] or 0))
+    elseif c[5] == 1 and c[13] and c[13] > 0 then
+      answered_in(h, c[13])
+    end
     if c[5] == 1 and c[4] ~= 'unanswered' then
       is_answered = true
       if h.failures > 0 then

@@ -239,8 +239,12 @@ class Status:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
         return self.totals.get(f"page.{state}", 0)
 
+    def sitemap(self, state: str) -> int:
+        """Return a count of sitemaps: the same, and continued, flawed by reason."""
+        return self.totals.get(f"sitemap.{state}", 0)
+
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return pages that are `dead` or `dropped` by reason, the most frequent first; robots tasks that died too."""
+        """Return tasks that are `dead` or `dropped` by reason, the most frequent first: pages, robots.txt, sitemaps."""
         counts: Counter[str] = Counter()
         for kind in Kind:
             start = f"{kind}.{state}."
@@ -256,8 +260,16 @@ class Status:
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
+    def sitemaps_flawed(self) -> dict[str, int]:
+        """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
+        the most frequent first. One may have several."""
+        start = "sitemap.flawed."
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["sitemaps_flawed"] = self.sitemaps_flawed()
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
@@ -711,6 +723,7 @@ def status_lines(status: Status) -> list[str]:
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
         ("links left out", reasons(status.links_left_out())),
+        *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
@@ -743,6 +756,16 @@ def status_lines(status: Status) -> list[str]:
     return lines
 
 
+def _sitemaps_text(status: Status) -> str:
+    waiting = status.sitemap("queued") + status.sitemap("delayed")
+    flaws = status.sitemaps_flawed()
+    return (
+        f"{number(status.sitemap('done'))} read"
+        + (f", {number(waiting)} waiting" if waiting else "")
+        + (f"; flawed: {reasons(flaws)}" if flaws else "")
+    )
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -752,8 +775,9 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    under_way = status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
-    if status.page("queued") + under_way:
+    under_way = status.streamed + status.page("delayed") + status.sitemap("delayed")
+    under_way += sum(sink.waiting for sink in status.sinks)
+    if status.page("queued") + status.sitemap("queued") + under_way:
         if not under_way and not status.hosts_scheduled and status.hosts_blocked and status.is_closed:
             words.append("complete but for what blocked hosts keep")
         else:

@@ -43,6 +43,7 @@ SOME: dict[str, list[Any]] = {
     "nameservers": [(), ("9.9.9.9", "[::1]:53")],
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
+    "sitemaps": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "handler": [None, "shop:page"],
 }

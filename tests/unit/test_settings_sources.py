@@ -38,6 +38,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
+    "sitemaps": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
@@ -71,7 +72,12 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        off = {"obey_robots": "--no-robots", "insecure": "--no-insecure", "sort_query": "--no-sort-query"}
+        off = {
+            "obey_robots": "--no-robots",
+            "insecure": "--no-insecure",
+            "sort_query": "--no-sort-query",
+            "sitemaps": "--no-sitemaps",
+        }
         name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:

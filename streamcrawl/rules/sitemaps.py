@@ -171,19 +171,23 @@ class SitemapReader:
 
     def cut(self, flaw: Flaw) -> list[Entry]:
         """Say that the body ends here although it is not whole."""
-        return [] if self.is_over else self._end(flaw)
+        if self.is_over:
+            return []
+        found = self._read(b"", is_last=False, is_cut=True)
+        return found if self.is_over else found + self._end(flaw)
 
     def _end(self, flaw: Flaw) -> list[Entry]:
-        self.flaws[flaw] = None
         self.is_over = True
+        if self.format is not None:
+            self.flaws[flaw] = None
         return self._engine.rest() if self._engine is not None else []
 
-    def _read(self, data: bytes, *, is_last: bool) -> list[Entry]:
+    def _read(self, data: bytes, *, is_last: bool, is_cut: bool = False) -> list[Entry]:
         if self._decoder is None:
             self._head += data
             if not self._head.startswith((b"\xfe\xff", b"\xff\xfe")):
                 self._head = self._head.lstrip(_SPACE.encode())
-            if len(self._head) < _SNIFFED_BYTES and not is_last:
+            if len(self._head) < _SNIFFED_BYTES and not (is_last or is_cut):
                 return []
             data, self._head = self._head, b""
             label = declared_charset(self._label, data, BodyKind.XML)
@@ -308,9 +312,9 @@ class _Xml(_Entries):
                 self._pieces, self._length = [], 0
         elif depth == self._item_depth + 1 and local in _FIELDS:
             self._field, self._pieces, self._length = local, [], 0
-            if local == "link" and self.format is Format.ATOM:
-                if attributes.get("rel", "alternate") == "alternate":
-                    self._values.setdefault("loc", attributes.get("href", ""))
+            is_atom_link = local == "link" and self.format is Format.ATOM
+            if is_atom_link and attributes.get("rel", "alternate") == "alternate":
+                self._values.setdefault("loc", attributes.get("href", ""))
 
     def _end(self, _: str) -> None:
         self._depth -= 1

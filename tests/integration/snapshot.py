@@ -195,9 +195,10 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         delayed[place(host, level, stored, "delayed")] += 1
     dead = Counter[str]()
     for letter in state.get("dead", {}).get("entries", []):
-        dead["robots" if ',"robots",' in str(letter["task"]) else "page"] += 1  # a task that is "0" reads as a number
+        named = [kind.value for kind in Kind if f',"{kind}",' in str(letter["task"])]  # "0" reads as a number
+        dead[named[0] if named else "page"] += 1
 
-    for line in ("page", "robots"):
+    for line in ("page", "robots", "sitemap"):
         count = {name: totals.get(f"{line}.{name}", 0) for name in ("created", "done", "dead", "dropped")}
         for name, found in (("queued", queued), ("streamed", streamed), ("delayed", delayed), ("dead", dead)):
             expect(f"{line}.{name}", totals.get(f"{line}.{name}", 0), found[line])

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from tests.integration.drive import Talker, crawling, html, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from tests.redis_server import RedisServer
 
 Answer = "Callable[[int], Awaitable[web.StreamResponse]]"

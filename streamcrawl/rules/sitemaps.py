@@ -157,7 +157,7 @@ class SitemapReader:
         spare = BYTES_MAX - self._size
         self._size += len(data)
         found = self._read(data[:spare], is_last=False)
-        if len(data) > spare and not self.is_over:
+        if len(data) > spare:
             found += self._end(Flaw.TOO_LARGE)
         return found
 
@@ -173,10 +173,11 @@ class SitemapReader:
         """Say that the body ends here although it is not whole."""
         if self.is_over:
             return []
-        found = self._read(b"", is_last=False, is_cut=True)
-        return found if self.is_over else found + self._end(flaw)
+        return self._read(b"", is_last=False, is_cut=True) + self._end(flaw)
 
     def _end(self, flaw: Flaw) -> list[Entry]:
+        if self.is_over:
+            return []
         self.is_over = True
         if self.format is not None:
             self.flaws[flaw] = None

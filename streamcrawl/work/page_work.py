@@ -222,7 +222,8 @@ class PageWork:
         rules = await self._robots.get(task.host)
         if rules is None:
             return Ending(None, is_robots_stale=True)
-        if not rules.allows(task.url):
+        is_allowed = rules.allows(task.url)
+        if not is_allowed:
             ending = self._drop(entry, task, DropReason.ROBOTS)
         elif self._pace(entry).must_ask and not await self._may_start(entry, task):
             return Ending(None)
@@ -230,8 +231,9 @@ class PageWork:
             return await self._fetch_sitemap(entry, task, index, rules)
         else:
             ending = await self._fetch_page(entry, task, index, rules)
-        if self._settings.sitemaps and task.kind is Kind.PAGE:
-            self._add_sitemaps(ending, task, rules)
+        commit = ending.commit
+        if commit is not None and task.kind is Kind.PAGE and (commit.is_fetched or not is_allowed):
+            self._add_sitemaps(ending, commit, task, rules)
         return ending
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
@@ -489,15 +491,15 @@ class PageWork:
 
     # -- sitemaps
 
-    def _add_sitemaps(self, ending: Ending, task: CrawlTask, rules: RobotsRules) -> None:
+    def _add_sitemaps(self, ending: Ending, commit: Commit, task: CrawlTask, rules: RobotsRules) -> None:
         """Offer the sitemaps of a page's host with it: the first one that is answered there brings them in.
 
         Not where the page goes on to another host, which has its own, nor where their pages would lie too deep.
         """
-        commit, depth_max = ending.commit, self._settings.depth_max
-        if commit is None or commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
+        settings = self._settings
+        if not settings.sitemaps or commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
             return
-        if depth_max is not None and task.depth >= depth_max:
+        if settings.depth_max is not None and task.depth >= settings.depth_max:
             return
         mark = f"sitemaps of {task.host} {hash(rules.sitemaps)}"
         if mark in self.seen:
@@ -552,11 +554,11 @@ class PageWork:
     async def _broken_off(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, ending: Ending) -> Ending:
         """Return the ending of a sitemap that did not come whole: what came of it stays."""
         commit = ending.commit
-        if commit is None or not walk.entries:
+        if commit is None:
             return ending
         if commit.outcome is Outcome.DEAD:
             await walk.cut(Flaw.CUT_OFF)
-            return self._read(entry, task, walk, ending.ended_at)
+            return self._read(entry, task, walk, ending.ended_at) if walk.entries else ending
         self._add_rest(ending, commit, walk)
         return ending
 

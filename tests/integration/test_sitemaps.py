@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from streamcrawl.store.frontier import LINKS_PER_CALL
 from tests.dns_server import DnsServer
 from tests.integration.drive import Talker, crawling, html, plain, records, until, violations
 from tests.integration.snapshot import wait_until
@@ -92,8 +93,8 @@ async def test_every_sitemap_has_one_named_outcome(redis_server: RedisServer, cr
         "processes": 2,
         "concurrency": 32,
         "attempts_max": 2,
-        "timeout_ms": 3000,
-        "read_timeout_ms": 2000,
+        "timeout_ms": 6000,
+        "read_timeout_ms": 3000,
         "redirects_max": 5,
     }
     with SiteProcess(spec) as site:
@@ -122,6 +123,8 @@ async def test_every_sitemap_has_one_named_outcome(redis_server: RedisServer, cr
     expected["sitemap.created"] = ends.total()
     for end in ("dead", "dropped"):
         expected[f"sitemap.{end}"] = sum(n for name, n in ends.items() if name.startswith(f"sitemap.{end}."))
+    # A slow machine may try something else twice, too.
+    assert totals.pop("sitemap.retried") >= expected.pop("sitemap.retried")
     assert {name: n for name, n in totals.items() if name.startswith(("sitemap.", "links.sitemap"))} == {
         name: n for name, n in expected.items() if n
     }
@@ -247,22 +250,22 @@ async def test_long_sitemap_goes_into_the_frontier_while_it_is_still_sent(
 ) -> None:
     """In chunks, over shards; and its worker may die in the middle of it."""
     is_killed, output = asyncio.Event(), tmp_path / "pages.jsonl"
-    with SiteProcess(SiteSpec(hosts=20, pages_per_host=60)) as site:
-        urls = [site.url(n % 20 + 1, f"/p/{n // 20}") for n in range(1200)]
+    with SiteProcess(SiteSpec(hosts=20, pages_per_host=35)) as site:
+        urls = [site.url(n % 20 + 1, f"/p/{n // 20}") for n in range(700)]
 
         async def body() -> AsyncIterator[bytes]:
-            yield "".join(f"{url}\n" for url in urls[:700]).encode()
+            yield "".join(f"{url}\n" for url in urls[:560]).encode()
             await is_killed.wait()
-            yield "".join(f"{url}\n" for url in urls[700:]).encode()
+            yield "".join(f"{url}\n" for url in urls[560:]).encode()
 
         async def answer(_: int) -> web.StreamResponse:
             return web.Response(body=body(), content_type="text/plain")
 
         async with Talker({"/map": answer}) as talker:
-            values: dict[str, Any] = {"shards": 3, "depth_max": 1, "processes": 2, "timeout_ms": 60_000}
+            values: dict[str, Any] = {"shards": 2, "depth_max": 1, "processes": 2, "timeout_ms": 60_000}
             given = [f"{talker.origin}/map"]
             async with crawling(redis_server.url, crawl_name, [], given_sitemaps=given, output=output, **values) as run:
-                await wait_until(lambda: is_at_least(run, "page.done", 100), "pages of a sitemap that is still sent")
+                await wait_until(lambda: is_at_least(run, "page.done", 50), "pages of a sitemap that is still sent")
                 assert (await run.totals()).get("sitemap.done", 0) == 0
                 await kill_all(run)
                 is_killed.set()
@@ -288,23 +291,25 @@ async def kill_all(run: CrawlRun) -> None:
 
 async def test_sitemap_waits_for_room_in_the_frontier(redis_server: RedisServer, crawl_name: str) -> None:
     """Its links can be had again, so they never stop the crawl; the host is not asked while there is no room."""
-    bound, count = 400, 1000
-    async with Talker({}) as site:
-        site.answers["/map"] = plain("".join(f"{site.origin}/{n}\n" for n in range(count)))
-        async with crawling(
-            redis_server.url, crawl_name, [], given_sitemaps=[f"{site.origin}/map"], frontier_max=bound
-        ) as run:
-            most = 0
-            while run.is_running:
-                most = max(most, (await run.totals()).get("page.queued", 0))
-                await run.end_or(0.05)
-            assert await run.word() == "ENDED"
-            await run.check()
-            totals = await run.totals()
-        assert (totals["page.done"], totals["sitemap.done"]) == (count, 1)
-        assert most <= bound // 2 + 250
-        assert 2 <= site.asked["/map"] <= totals["sitemap.continued"] + 1
-        assert set(site.asked.values()) == {1, site.asked["/map"]}
+    bound = 1200
+    with SiteProcess(SiteSpec(hosts=20, pages_per_host=70)) as site:
+        urls = [site.url(n % 20 + 1, f"/p/{n // 20}") for n in range(1400)]
+        async with Talker({"/map": plain("\n".join(urls))}) as talker:
+            given = [f"{talker.origin}/map"]
+            values = {"frontier_max": bound, "depth_max": 1}
+            async with crawling(redis_server.url, crawl_name, [], given_sitemaps=given, **values) as run:
+                most = 0
+                while run.is_running:
+                    most = max(most, (await run.totals()).get("page.queued", 0))
+                    await run.end_or(0.05)
+                assert await run.word() == "ENDED"
+                await run.check()
+                totals = await run.totals()
+            asked = talker.asked["/map"]
+        assert len({(request.host, request.path) for request in site.requests()}) == len(site.requests()) == len(urls)
+    assert (totals["page.done"], totals["sitemap.done"]) == (len(urls), 1)
+    assert most <= bound // 2 + 2 * LINKS_PER_CALL
+    assert 2 <= asked <= totals["sitemap.continued"] + 1
 
 
 async def test_budget_of_a_host_holds_for_what_its_sitemaps_list(redis_server: RedisServer, crawl_name: str) -> None:

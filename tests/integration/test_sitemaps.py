@@ -296,7 +296,7 @@ async def test_sitemap_waits_for_room_in_the_frontier(redis_server: RedisServer,
         urls = [site.url(n % 20 + 1, f"/p/{n // 20}") for n in range(1400)]
         async with Talker({"/map": plain("\n".join(urls))}) as talker:
             given = [f"{talker.origin}/map"]
-            values = {"frontier_max": bound, "depth_max": 1}
+            values: dict[str, Any] = {"frontier_max": bound, "depth_max": 1}
             async with crawling(redis_server.url, crawl_name, [], given_sitemaps=given, **values) as run:
                 most = 0
                 while run.is_running:

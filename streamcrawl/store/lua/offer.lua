@@ -37,20 +37,21 @@ elseif whose ~= 'links' then
   -- By pcall: without its stream or group (flushed) nothing is pending either, and the error has no length.
   if #redis.pcall('XPENDING', STREAM, 'workers', whose, whose, 1) == 0 then return {'LEASE_LOST'} end
 end
-if ARGV[4] == '1' and S.frontier_max then
-  local queued = tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0
-  if queued >= tonumber(S.frontier_max) / 2 then return {'FULL', queued} end
-end
 local _, links = pcall(cmsgpack.unpack, ARGV[3])
 local bad = bad_link(links)
 if bad > 0 then return {'INVALID', bad} end
+if ARGV[4] == '1' and S.frontier_max then
+  local queued = tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0
+  -- By a lower mark to who only asks: what is read once there is room shall bring more than a few.
+  if queued >= tonumber(S.frontier_max) * (#links == 0 and 0.4 or 0.5) then return {'FULL', queued} end
+end
 local new = 0
 for i = 1, #links, 4 do
   if offer(links[i], links[i + 1], links[i + 2], links[i + 3]) then new = new + 1 end
 end
 settle()
--- Seeds wait at the bound (FULL); links cannot, so a page that passes it stops the crawl.
-if whose ~= 'seeds' then stop_when_full() end
+-- Seeds and sitemaps wait at the bound (FULL); links cannot, so a page that passes it stops the crawl.
+if whose ~= 'seeds' and ARGV[4] ~= '1' then stop_when_full() end
 flush_seen()
 flush_counts()
 return {'OK', new}

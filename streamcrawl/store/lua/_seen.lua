@@ -63,7 +63,9 @@ end
 -- Above the frontier's bound the crawl stops, resumable; what is in flight still brings its links. Before flush_counts.
 local function stop_when_full()
   if not S.frontier_max or seen_new == 0 or (S.stopped and S.stopped ~= '') then return end
-  local queued = (tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0) + (counts['page.queued'] or 0)
+  local had = call('HMGET', P .. 'totals', 'page.queued', 'sitemap.queued')
+  local queued = (tonumber(had[1]) or 0) + (tonumber(had[2]) or 0)
+    + (counts['page.queued'] or 0) + (counts['sitemap.queued'] or 0)
   if queued > tonumber(S.frontier_max) then
     S.stopped = 'FRONTIER_FULL'
     call('HSET', KEYS[1], 'stopped', S.stopped, 'stopped_at', wall)

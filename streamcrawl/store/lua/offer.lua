@@ -50,8 +50,8 @@ for i = 1, #links, 4 do
   if offer(links[i], links[i + 1], links[i + 2], links[i + 3]) then new = new + 1 end
 end
 settle()
--- Seeds and sitemaps wait at the bound (FULL); links cannot, so a page that passes it stops the crawl.
-if whose ~= 'seeds' and ARGV[4] ~= '1' then stop_when_full() end
+-- Seeds wait at the bound (FULL); links cannot, so a page that passes it stops the crawl.
+if whose ~= 'seeds' then stop_when_full() end
 flush_seen()
 flush_counts()
 return {'OK', new}

@@ -30,6 +30,7 @@ CONFIG_MAX_BYTES: Final = 1_000_000
 """Of a settings file: a log or a device that was named by mistake must not fill the memory."""
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
+CookieKind = Literal["off", "host", "crawl"]
 
 # Fifteen digits: more overflow a float, and no crawl lasts 30,000 years.
 _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d|w)?\s*$")
@@ -91,6 +92,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     delay_ms: int = 1000
     """Between the end of one fetch of a host and the start of the next."""
     host_concurrency: int = 1
+    ip_concurrency: int = 0
+    """Fetches at a time of one IP address (of IPv6 one /64), as far as can be told; 0 for any number. Off by default:
+    thousands of sites share the addresses of a CDN whose ranges nobody listed, and each worker asks for each fetch."""
+    ip_exempt: tuple[str, ...] = ("cdn",)
+    """Networks (`203.0.113.0/24`) that `ip_concurrency` leaves alone; `cdn` stands for the list in rules/cdn.py."""
     obey_robots: bool = True
     user_agent: str = "streamcrawl/0.1"
     crawl_delay_max_ms: int = 30_000
@@ -118,7 +124,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Connect to addresses that are not public although no seed is there; never to a cloud's metadata service."""
     insecure: bool = False
     """Take any TLS certificate."""
+    proxied: bool = False
+    """A worker without `proxies` fetches nothing: set when a crawl is created with some, because they are not kept, and
+    one that is started without would go out by an address that nobody meant."""
+    cookies: CookieKind = "off"
+    """`host`: a cookie goes back to the host and port that set it, and nowhere else. `crawl`: where browsers send it,
+    other hosts of its domain included. One jar for all workers, in Redis (rules/cookies.py)."""
     redirects_max: int = 10
+    refresh_max_ms: int | None = 1000
+    """A page that sends its visitors on within this time (meta refresh) is a redirect; one that lets them read first is
+    a page with a link, and so are all with None. People see nothing of a page that stays for less."""
     links_max: int = 50_000
     """Links taken from one page; the rest is ignored and counted."""
 
@@ -144,10 +159,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
     auth: tuple[str, ...] = ()
     """`PATTERN: user:password`. Neither leaves the machine but to its hosts: they are not kept in Redis."""
+    proxies: tuple[str, ...] = ()
+    """`http://`, `socks5://` or `socks5h://` URLs (rules/proxies.py), by which hosts are asked; each host keeps one.
+    Not kept in Redis either."""
     nameservers: tuple[str, ...] = ()
     """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
     """From the first SIGTERM until what still runs is handed back."""
+    metrics_port: int | None = None
+    """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
+    metrics_host: str = "127.0.0.1"
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 
@@ -214,6 +235,8 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
+    "ip_concurrency": (_TUNABLE, "asked before the next fetch"),
+    "ip_exempt": (_TUNABLE, "asked before the next fetch"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
@@ -227,7 +250,10 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
     "allow_private": (_TUNABLE, "asked before the next connection"),
     "insecure": (_TUNABLE, "applied to the next connection"),
+    "proxied": (_TUNABLE, "asked before the next fetch"),
+    "cookies": (_TUNABLE, "asked before the next fetch; those of the other kind stay where they are"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
+    "refresh_max_ms": (_TUNABLE, "applied to the next page"),
     "links_max": (_TUNABLE, "applied to the next page"),
     "attempts_max": (_TUNABLE, "asked when a try has failed"),
     "retry_base_ms": (_TUNABLE, "asked when a try has failed"),
@@ -243,8 +269,11 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
     "headers": (_LOCAL, "they may be secrets, which are not kept in Redis"),
     "auth": (_LOCAL, "passwords are not kept in Redis"),
+    "proxies": (_LOCAL, "each machine has those of its network, and their passwords are not kept in Redis"),
     "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
+    "metrics_port": (_LOCAL, "a port of this machine"),
+    "metrics_host": (_LOCAL, "an address of this machine"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
@@ -269,11 +298,13 @@ _OPTION_OF: Final = {
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
     "headers": "--header",
+    "proxies": "--proxy",
     "nameservers": "--nameserver",
 }
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
     "redis": str, "name": str, "output": str, "seeds": str, "json": bool, "quiet": bool, "debug": bool,
+    "log_format": str, "log_level": str, "exporter_port": str, "exporter_host": str,
 }  # fmt: skip
 """What a settings file may say besides settings: options of commands that have an environment variable too."""
 
@@ -383,10 +414,16 @@ def _kind(field: str) -> _Kind:
         return "duration"
     if field.endswith("_bytes"):
         return "size"
-    if field == "drop_params":
+    if field in ("drop_params", "ip_exempt"):
         return "names"
     held = _FIELDS[field].type
-    kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
+    kinds: dict[Any, _Kind] = {
+        int: "number",
+        int | None: "number",
+        bool: "switch",
+        ScopeKind: "choice",
+        CookieKind: "choice",
+    }
     if held == tuple[str, ...]:
         return "lines" if field in ("headers", "auth") else "list"
     return kinds.get(held, "text")
@@ -418,8 +455,8 @@ def read_value(field: str, text: str) -> Any:
         return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
     if kind == "names":
         return () if text.lower() == "none" else _names(text.replace(",", " ").split())
-    if kind == "choice" and text not in get_args(ScopeKind):
-        raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
+    if kind == "choice" and text not in (words := get_args(_FIELDS[field].type)):
+        raise ConfigError(f"{text!r} is not one of {', '.join(words)}")
     return text
 
 
@@ -649,12 +686,13 @@ _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
-    "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
-    "robots_ttl_min_ms": 1000,
+    "delay_ms": 0, "host_concurrency": 1, "ip_concurrency": 0, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0,
+    "robots_ttl_ms": 1000, "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
-    "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
+    "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
-    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
+    "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
 }  # fmt: skip
 
@@ -663,6 +701,8 @@ _AT_MOST: Final[dict[str, int]] = {
     "processes": 1024,
     "concurrency": 10_000,
     "host_concurrency": 10_000,
+    "metrics_port": 65_535,
+    "ip_concurrency": 10_000,
     # Every worker reads every shard, and each audit, count and end asks all of them.
     "shards": 256,
 }
@@ -717,10 +757,13 @@ def _check(field: str, one: Given) -> None:
     elif field == "nameservers":
         for text in value:
             _check_nameserver(_where(field, one), text)
-    elif _kind(field) == "list":
+    elif field in ("allow", "deny"):
         for pattern in value:
             compile_pattern(_where(field, one), pattern)
-    elif _kind(field) == "names":
+    elif field == "ip_exempt":
+        for text in value:
+            _check_network(_where(field, one), text)
+    elif field == "drop_params":
         for name in value:
             if not _PARAMETER.fullmatch(name):
                 raise ConfigError(
@@ -742,6 +785,18 @@ def _check_nameserver(said: str, text: str) -> None:
     except ValueError:
         raise ConfigError(
             f"{said} {text!r} is not the address of a name server; write 9.9.9.9 or 10.0.0.1:5353"
+        ) from None
+
+
+def _check_network(said: str, text: str) -> None:
+    from ipaddress import ip_network  # only where somebody gives one
+
+    try:
+        if text != "cdn":
+            ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            f"{said} {text!r} is no network; write 203.0.113.0/24, an address, or cdn for the list of known ones"
         ) from None
 
 

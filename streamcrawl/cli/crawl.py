@@ -10,16 +10,20 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
     Limit,
     Names,
+    Networks,
     OnePath,
     Size,
     config_option,
     debug_option,
     guarded,
+    log_options,
+    metrics_options,
     redis_option,
 )
 from streamcrawl.settings import ENVIRONMENT_PREFIX, variable_of
@@ -36,6 +40,7 @@ FETCHING: Final = "Fetching"
 PLACE: Final = "Where it runs"
 AGAIN: Final = "Again"
 BOUNDS: Final = "Bounds"
+WATCHING: Final = "Watching it"
 
 
 def _only_output(_: click.Context, __: click.Parameter, paths: tuple[str, ...]) -> str | None:
@@ -196,6 +201,26 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Fetches of one host at a time, over all machines. Default: 1.",
 )
 @_option(
+    "--ip-concurrency",
+    "ip_concurrency",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="ip_concurrency",
+    help="Fetches of one IP address at a time, over all machines and hosts, as far as can be told. Worth it for crawls "
+    "of very many hosts, of which some share a small server. Default: 0, any number.",
+)
+@_option(
+    "--ip-exempt",
+    "ip_exempt",
+    type=Networks(),
+    metavar="NETWORK,NETWORK",
+    group=MANNERS,
+    setting="ip_exempt",
+    help="Networks that --ip-concurrency leaves alone, 203.0.113.0/24; cdn stands for those of CDNs that publish "
+    "a list. Default: cdn.",
+)
+@_option(
     "--robots/--no-robots",
     "obey_robots",
     default=None,
@@ -246,6 +271,23 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=FETCHING,
     setting="auth",
     help=AUTH_HELP,
+)
+@_option(
+    "--cookies",
+    type=click.Choice(["off", "host", "crawl"]),
+    group=FETCHING,
+    setting="cookies",
+    help="Send cookies back: to the very host that set them (host), or wherever a browser would, to other hosts of "
+    "their domain too (crawl). All workers share them, in Redis. Default: off.",
+)
+@_option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    group=FETCHING,
+    setting="proxies",
+    help=PROXY_HELP,
 )
 @_option(
     "--allow-private/--no-allow-private",
@@ -367,6 +409,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Memory of Redis; the crawl stops at 80 % of it (exit code 3). Default: 1GB for the private server; with "
     "--redis the maxmemory of that server, which must be set if this is not.",
 )
+@metrics_options(group=WATCHING)
+@log_options(group=WATCHING)
 @guarded
 @click.pass_context
 def command(context: click.Context, /, **_: Any) -> ExitCode:

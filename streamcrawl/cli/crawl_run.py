@@ -26,6 +26,7 @@ from streamcrawl.cli.opening import (
     merged_scope,
     new_sink,
     seeds_state,
+    settings_of_new_crawl,
 )
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
@@ -33,6 +34,7 @@ from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
@@ -40,6 +42,7 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
@@ -80,6 +83,8 @@ class CrawlOptions:
     is_resume: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -89,6 +94,7 @@ class CrawlOptions:
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
         own = {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
             urls=(*options["urls"], *map(sitemap_seed, options["given_sitemaps"])),
@@ -108,7 +114,8 @@ def crawl(options: CrawlOptions) -> ExitCode:
     _check(options)
     run = _Crawl(options)
     try:
-        return asyncio.run(run.run())
+        with early_nursery():
+            return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -139,7 +146,12 @@ class _Crawl(Running):
     """One run of the command."""
 
     def __init__(self, options: CrawlOptions) -> None:
-        super().__init__(is_quiet=options.is_quiet, is_json=options.is_json)
+        super().__init__(
+            is_quiet=options.is_quiet,
+            is_json=options.is_json,
+            log_format=options.log_format,
+            log_level=options.log_level,
+        )
         self._options = options
         self._name = ""
 
@@ -155,19 +167,23 @@ class _Crawl(Running):
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(self._name, options.settings)
         HostHeaders(settings.headers, settings.auth)
+        parse_proxies(settings.proxies)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:
                 raise self._nothing_to_resume()
             if not options.is_fresh:
                 self._sinks(None, is_new=True)
-        async with crawl_store(
-            options.redis_url,
-            self._name,
-            memory_max_bytes=settings.memory_max_bytes,
-            is_fresh=options.is_fresh,
-            log=self.tell,
-        ) as store:
+        async with (
+            self.watched(settings),
+            crawl_store(
+                options.redis_url,
+                self._name,
+                memory_max_bytes=settings.memory_max_bytes,
+                is_fresh=options.is_fresh,
+                log=self.tell,
+            ) as store,
+        ):
             return await self._run_in(store, head, lines)
 
     async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
@@ -231,22 +247,24 @@ class _Crawl(Running):
     ) -> tuple[Shards, Settings, int]:
         """Create the crawl, or join it and change what was given otherwise than it is set; for all of its workers."""
         given, client, name = self._options.settings, store.client, self._name
-        its_own = {field: one for field, one in given.items() if CLASSES[field][0] is not SettingClass.LOCAL}
         names = [sink.name for sink in sinks]
         if "epoch" not in state:
-            settings = make_settings(name, given)
+            own = settings_of_new_crawl(given)
+            settings = make_settings(name, {**given, **own})
             check_memory(store, settings)
-            crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
+            crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(own))
             return crawl, settings, 1
         asked = {**identity_in(state.get("identity")), **given}
         crawl, _ = await open_crawl(
             client, make_settings(name, asked), sinks=names, is_alone=store.embedded is not None, log=self.log
         )
-        changes = {field: one for field, one in its_own.items() if CLASSES[field][0] is not SettingClass.IDENTITY}
+        classes = (SettingClass.TUNABLE, SettingClass.RESTING)
+        changes = {field: one for field, one in given.items() if CLASSES[field][0] in classes}
+        local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         before = await read_tuned(crawl)
+        check_proxied(settings_of(crawl, name, {**before.given, **changes}, **local))
         await self._refuse_while_at_work(crawl, before, changes)
         tuned, _ = await tune(crawl, name, changes)
-        local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         settings = settings_of(crawl, name, tuned.given, **local)
         check_memory(store, settings)
         await _set_memory(store, settings)

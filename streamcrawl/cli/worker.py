@@ -10,6 +10,7 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -17,6 +18,8 @@ from streamcrawl.cli.options import (
     debug_option,
     given_settings,
     guarded,
+    log_options,
+    metrics_options,
     place_of,
     redis_option,
 )
@@ -64,6 +67,15 @@ if TYPE_CHECKING:
     help=AUTH_HELP,
 )
 @click.option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    cls=GroupedOption,
+    setting="proxies",
+    help=PROXY_HELP,
+)
+@click.option(
     "--nameserver",
     "nameservers",
     metavar="ADDRESS[:PORT]",
@@ -97,6 +109,8 @@ if TYPE_CHECKING:
     envvar=ENVIRONMENT_PREFIX + "QUIET",
     help="No progress and no summary; warnings and errors only.",
 )
+@metrics_options()
+@log_options()
 @config_option()
 @debug_option(envvar=ENVIRONMENT_PREFIX + "DEBUG")
 @guarded
@@ -107,10 +121,15 @@ def command(
     concurrency: int | None,
     headers: tuple[str, ...],
     auth: tuple[str, ...],
+    proxies: tuple[str, ...],
     nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,
     is_quiet: bool,
+    metrics_port: int | None,
+    metrics_host: str | None,
+    log_format: str,
+    log_level: str,
     debug: bool,
 ) -> ExitCode:
     """Work at the crawl NAME on a shared Redis: fetch with everybody else who does, until it ends.
@@ -129,5 +148,12 @@ def command(
 
     context = click.get_current_context()
     return work(
-        name, redis_url, given=given_settings(context), place=place_of(context), is_json=is_json, is_quiet=is_quiet
+        name,
+        redis_url,
+        given=given_settings(context),
+        place=place_of(context),
+        is_json=is_json,
+        is_quiet=is_quiet,
+        log_format=log_format,
+        log_level=log_level,
     )

@@ -14,11 +14,13 @@ from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ def work(
     place: tuple[str, ...],
     is_json: bool,
     is_quiet: bool,
+    log_format: str,
+    log_level: str,
 ) -> ExitCode:
     """Run the command; return its exit code.
 
@@ -58,9 +62,13 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
+    parse_proxies(settings.proxies)
+    worker = _Worker(
+        settings, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level
+    )
     try:
-        return asyncio.run(worker.run(redis_url))
+        with early_nursery():
+            return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -70,22 +78,33 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+        self,
+        local: Settings,
+        given: Mapping[str, Given],
+        place: tuple[str, ...],
+        *,
+        is_json: bool,
+        is_quiet: bool,
+        log_format: str,
+        log_level: str,
     ) -> None:
-        super().__init__(is_json=is_json, is_quiet=is_quiet)
-        self._name = name
+        super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
+        self._name = local.name
+        self._local = local
+        """What was given for this machine; the crawl has the rest."""
         self._given = given
         self._place = place
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
-        async with existing_store(redis_url, self._name) as store:
+        async with self.watched(self._local), existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
             await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
+            check_proxied(settings)
             compare_given(self._name, self._given, settings, place=self._place, log=self.log)
             status = await read_status(store.client, self._name)
             self.tell(

@@ -425,10 +425,10 @@ class _ShardAudit:
                 self._fault(
                     f"{line}: created {total(f'{line}.created')}, accounted for {sum(places.values())} = {where}"
                 )
-            for state in ("dead", "dropped"):
+            for state in ("dead", "dropped", "waited"):
                 by_reason = sum(count for name, count in totals.items() if name.startswith(f"{line}.{state}."))
-                if by_reason != places[state]:
-                    self._fault(f"{line}: {state} {places[state]}, by reason {by_reason}")
+                if by_reason != total(f"{line}.{state}"):
+                    self._fault(f"{line}: {state} {total(f'{line}.{state}')}, by reason {by_reason}")
         for name, count in totals.items():
             if count < 0:
                 self._fault(f"totals: {name} is {count}, below zero")

@@ -26,7 +26,7 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -154,6 +154,14 @@ class Dispatched:
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
 
 
+class Wait(NamedTuple):
+    """Why an entry goes back although neither its host nor its page is to blame, and for how long."""
+
+    ms: int
+    reason: str
+    """`proxy_error` or `address_cap`, counted as `page.waited.<reason>`."""
+
+
 class Mind(NamedTuple):
     """What every shard's state says alike, unless a change is under way or broke off."""
 
@@ -211,7 +219,12 @@ class Frontier:
         self.client = client
         self.keys = keys
         self.epoch = epoch
-        self._run = Scripts(client, keys.state).run
+        self._scripts = Scripts(client, keys.state)
+        self._run = self._scripts.run
+
+    def observe(self, told: Callable[[str, float], None]) -> None:
+        """Tell the name of each script that was answered from now on, and the seconds that it took."""
+        self._scripts.observe = told
 
     async def offer(self, links: Links, *, whose: str = SEEDS, can_wait: bool = False) -> tuple[str, int]:
         """Offer at most LINKS_PER_CALL links.
@@ -265,20 +278,28 @@ class Frontier:
         await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
 
     async def hand_back(
-        self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        stream: str,
+        entry_ids: Sequence[str],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> int:
         """Give entries back that will not be finished; returns how many were still ours.
 
         Args:
             is_robots_stale: There was no robots verdict for their host; its gate asks again.
             is_begun: A fetch of them was broken off, so the host's delay counts from now.
+            wait: How long their hosts are left alone, and why.
         """
+        extra = () if wait is None else (wait.ms, wait.reason)
         how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
         for start in reversed(range(0, len(entry_ids), TAKEN_PER_CALL)):
             chunk = _PACK(list(entry_ids[start : start + TAKEN_PER_CALL]))
-            answer = await self._run("hand_back", self.epoch, stream, chunk, how)
+            answer = await self._run("hand_back", self.epoch, stream, chunk, how, *extra)
             back += answer[1]
         return back
 
@@ -435,6 +456,26 @@ class Frontier:
         if word == "LEASE_LOST":
             rest = [entry_id.decode() for entry_id in rest]
         return word, rest
+
+    async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
+        """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.
+
+        Args:
+            changes: Flat: what names the cookie, flags, value, how long it lasts in ms (0: no end, -1: it goes), …
+
+        Returns:
+            The same, flat, without those that have expired.
+        """
+        answer = await self._run("cookies", self.epoch, jar, _PACK(list(changes)))
+        return [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in answer[1]]
+
+    async def addresses(self, given: Sequence[str], wanted: Sequence[str], *, cap: int, ttl_ms: int) -> list[int]:
+        """Give leases of IP addresses back (address, member, …), then take some (address, member, host key, …).
+
+        Returns for each of the wanted 0, or the ms after which its host should ask again.
+        """
+        answer = await self._run("addresses", self.epoch, _PACK(list(given)), _PACK(list(wanted)), cap, ttl_ms)
+        return list(answer[1])
 
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""

@@ -28,6 +28,7 @@ from streamcrawl.errors import (
     FetchError,
     FetchTimeout,
     LeaseLost,
+    ProxyError,
     RedirectLoop,
     StageError,
     StoreError,
@@ -43,23 +44,28 @@ from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, v
 from streamcrawl.rules.scope import sitemap_fingerprint
 from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
-from streamcrawl.rules.traps import Traps
+from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
-from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
+from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
+from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Entry
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
+    from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
     from streamcrawl.work.stall import StallWatch
 
@@ -133,6 +139,8 @@ class Ending:
     instead: Ending | None = None
     """How it ends when the store may have lost what was offered on the way, and is not here any more to be offered
     again."""
+    wait: Wait | None = None
+    """Of an entry that goes back: its host is left alone that long."""
 
 
 class Pace(NamedTuple):
@@ -165,11 +173,14 @@ class PageWork:
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
+        self._meters = board.meters
         self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
         self._form = Canonicalizer.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
+        self._cookies = Cookies(crawl, settings)
+        self.addresses = AddressLeases(crawl, fetcher, settings)
         self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
         self._handler = (
@@ -190,6 +201,8 @@ class PageWork:
         self._policy = RetryPolicy.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
+        self._cookies.apply(settings)
+        self.addresses.apply(settings)
         if self._handler is not None:
             self._handler.timeout_ms = settings.handler_timeout_ms
 
@@ -217,23 +230,31 @@ class PageWork:
         """
         if not await self._lease_is_fresh_in_time():
             return Ending(None)
-        if task.kind is Kind.ROBOTS:
-            return await self._fetch_robots(entry, task, index)
-        rules = await self._robots.get(task.host)
-        if rules is None:
-            return Ending(None, is_robots_stale=True)
-        is_allowed = rules.allows(task.url)
-        if not is_allowed:
-            ending = self._drop(entry, task, DropReason.ROBOTS)
-        elif self._pace(entry).must_ask and not await self._may_start(entry, task):
-            return Ending(None)
-        elif task.kind is Kind.SITEMAP:
-            return await self._fetch_sitemap(entry, task, index, rules)
-        else:
-            ending = await self._fetch_page(entry, task, index, rules)
-        commit = ending.commit
-        if commit is not None and task.kind is Kind.PAGE and (commit.is_fetched or not is_allowed):
-            self._add_sitemaps(ending, commit, task, rules)
+        rules = None
+        if task.kind is not Kind.ROBOTS:
+            rules = await self._robots.get(task.host)
+            if rules is None:
+                return Ending(None, is_robots_stale=True)
+            if not rules.allows(task.url):
+                ending = self._drop(entry, task, DropReason.ROBOTS)
+                self._add_sitemaps(ending, task, rules)
+                return ending
+        lease = await self.addresses.take(entry, task.host)
+        if isinstance(lease, Wait):
+            return Ending(None, wait=lease)
+        try:
+            if rules is None:
+                return await self._fetch_robots(entry, task, index)
+            jar = await self._cookies.open(task.host)
+            if self._pace(entry).must_ask and not await self._may_start(entry, task):
+                return Ending(None)
+            if task.kind is Kind.SITEMAP:
+                return await self._fetch_sitemap(entry, task, index, rules, jar)
+            ending = await self._fetch_page(entry, task, index, rules, jar, lease)
+        finally:
+            self.addresses.give_back(lease)
+        if ending.commit is not None and ending.commit.is_fetched:
+            self._add_sitemaps(ending, task, rules)
         return ending
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
@@ -325,14 +346,52 @@ class PageWork:
         with contextlib.suppress(StoreError):
             await self._crawl.of(host).start(entry_id, host, wait_max_ms="late", margin_ms=0)
 
+    async def _fetch(self, kind: Kind, url: str, **how: Any) -> Answer:
+        """Make one request, and count how it went; raises what the fetcher raises."""
+        started = time.monotonic()
+        try:
+            answer = await self._fetcher.fetch(url, **how)
+        except FetchError as error:
+            self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+            self._meters.add(FETCH_ERRORS, 1, kind.value, error.kind)
+            raise
+        self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+        self._meters.add(FETCH_RESPONSES, 1, kind.value, f"{answer.status // 100}xx")
+        self._meters.add(BODY_BYTES, len(answer.body), kind.value)
+        return answer
+
     # -- pages
 
-    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
-        async def fetch(url: str) -> Answer:
-            return await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
+    async def _fetch_page(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        rules: RobotsRules,
+        jar: Jar | None,
+        lease: Lease | None,
+    ) -> Ending:
+        response: Response | None = None
+        circle: str | None = None
+
+        async def fetch(url: str, hops: list[str]) -> tuple[Answer, str | None]:
+            nonlocal response, circle
+            answer = await self._fetch(
+                task.kind, url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
+            )
+            await self._cookies.keep(jar, task.host, answer)
+            response = Response(task, answer, links_max=self._settings.links_max)
+            if answer.location is not None:
+                return answer, answer.location
+            target, circle = self._sent_on(task, response, hops, rules)
+            return answer, target
 
         found = await self._follow(entry, task, index, rules, fetch)
-        return found if isinstance(found, Ending) else await self._answered(entry, task, index, *found)
+        if isinstance(found, Ending):
+            return found
+        self.addresses.give_back(lease)  # a handler may take minutes
+        assert response is not None
+        return await self._answered(entry, task, index, found[0], response, found[1], circle)
 
     async def _follow(
         self,
@@ -340,9 +399,12 @@ class PageWork:
         task: CrawlTask,
         index: int,
         rules: RobotsRules,
-        fetch: Callable[[str], Awaitable[Answer]],
+        fetch: Callable[[str, list[str]], Awaitable[tuple[Answer, str | None]]],
     ) -> Ending | tuple[Answer, list[str]]:
-        """Return the answer at the end of the redirects within the host, and the URLs that led there; or the ending."""
+        """Return the answer at the end of the redirects within the host, and the URLs that led there; or the ending.
+
+        `fetch` is given a URL and those that led there, and says with its answer where it leads on to.
+        """
         pace = self._pace(entry)
         url, hops = task.url, list[str]()
         answer: Answer | None = None
@@ -350,17 +412,19 @@ class PageWork:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await fetch(url)
-                if answer.location is None:
+                answer, target = await fetch(url, hops)
+                if target is None:
                     return answer, hops
                 hops.append(url)
-                url = answer.location
+                url = target
                 if url in hops:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
             except BlockedAddress:
                 return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
+            except ProxyError as error:
+                return Ending(None, is_begun=bool(hops), wait=Wait(error.wait_ms, error.kind))
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
@@ -380,6 +444,31 @@ class PageWork:
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
 
+    def _sent_on(
+        self, task: CrawlTask, response: Response, hops: list[str], rules: RobotsRules
+    ) -> tuple[str | None, str | None]:
+        """Return where a page sends its visitors at once, if it is to be followed as a redirect; and where it would
+        send them in a circle or too far. What may not be followed leaves the page as it is: it has a body to keep."""
+        limit_ms = self._settings.refresh_max_ms
+        if limit_ms is None or not 200 <= response.status <= 299:
+            return None, None
+        # A handler may have no use for what is parsed, and two searches cost a hundredth of it.
+        if self._handler is not None and b"efresh" not in response.body and b"EFRESH" not in response.body:
+            return None, None
+        page = response.page
+        url = page.refresh
+        if url is None or page.refresh_ms > limit_ms:
+            return None, None
+        before = (*task.redirects, *hops)
+        if url in before or len(before) >= self._settings.redirects_max:
+            return None, url
+        if task.depth > 0 and not (
+            self._scope.admits(url, page_host=task.host)
+            and self._traps.reason(url, depth=task.depth, referrer=task.url) is None
+        ):
+            return None, None
+        return (url, None) if split_url(url)[0] != task.host or rules.allows(url) else (None, None)
+
     def _decided(self, entry: Entry, task: CrawlTask, answer: Answer) -> Ending | int:
         """Return how a task ends whose answer asks to come again; else how long its host is to be left alone, ms."""
         decision = decide_status(
@@ -396,20 +485,30 @@ class PageWork:
             return _fetched(commit, answer.ended_at, decision.block_ms)
         return decision.block_ms
 
-    async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
+    async def _answered(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        answer: Answer,
+        response: Response,
+        hops: list[str],
+        circle: str | None,
+    ) -> Ending:
         decided = self._decided(entry, task, answer)
         if isinstance(decided, Ending):
             return decided
-        response = Response(task, answer, links_max=self._settings.links_max)
         handled = Handled()
         if self._handler is None:
+            started = time.monotonic()
             handled.urls = list(response.links())
             if self._sinks:
                 handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
             try:
-                handled = await self._handler(response)
+                handled = await self._handle(self._handler, response)
             except Retry as asked:
                 delay_ms = self._policy.base_ms
                 if asked.after_s is not None:
@@ -425,18 +524,30 @@ class PageWork:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
         ending = _fetched(commit, answer.ended_at, decided)
-        self._add_links(ending, commit, task, handled.urls)
+        self._add_links(ending, commit, task, handled.urls, circle)
         return ending
 
-    def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
+    async def _handle(self, handler: Handler, response: Response) -> Handled:
+        started = time.monotonic()
+        try:
+            return await handler(response)
+        finally:
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
+
+    def _add_links(
+        self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str], circle: str | None = None
+    ) -> None:
         depth = task.depth + 1
         url = task.url
         tasks = []
         left_out = Counter[str]()
         # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
         forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
+        if circle is not None:
+            left_out[LeftOut.REFRESH_LOOP.value] += 1
+            circle = self._form(circle)
         for link in forms:
-            if link in self.seen or not self._scope.admits(link, page_host=task.host):
+            if link == circle or link in self.seen or not self._scope.admits(link, page_host=task.host):
                 continue
             reason = self._traps.reason(link, depth=depth, referrer=url)
             if reason is not None:
@@ -491,13 +602,15 @@ class PageWork:
 
     # -- sitemaps
 
-    def _add_sitemaps(self, ending: Ending, commit: Commit, task: CrawlTask, rules: RobotsRules) -> None:
+    def _add_sitemaps(self, ending: Ending, task: CrawlTask, rules: RobotsRules) -> None:
         """Offer the sitemaps of a page's host with it: the first one that is answered there brings them in.
 
         Not where the page goes on to another host, which has its own, nor where their pages would lie too deep.
         """
-        settings = self._settings
-        if not settings.sitemaps or commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
+        settings, commit = self._settings, ending.commit
+        if not settings.sitemaps or task.kind is not Kind.PAGE or commit is None:
+            return
+        if commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
             return
         if settings.depth_max is not None and task.depth >= settings.depth_max:
             return
@@ -507,7 +620,9 @@ class PageWork:
         ending.offered.append(mark)
         self._place(ending, commit, own_sitemaps(task.host, rules.sitemaps, task.depth))
 
-    async def _fetch_sitemap(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
+    async def _fetch_sitemap(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
+    ) -> Ending:
         settings = self._settings
         walk = SitemapWalk(
             entry,
@@ -520,14 +635,19 @@ class PageWork:
             seen=self.seen,
         )
 
-        async def fetch(url: str) -> Answer:
-            return await self._fetcher.fetch(
+        async def fetch(url: str, _: list[str]) -> tuple[Answer, str | None]:
+            answer = await self._fetch(
+                task.kind,
                 url,
                 body_max_bytes=SITEMAP_WIRE_MAX_BYTES,
                 headers=SITEMAP_HEADERS,
+                jar=jar,
                 on_sent=self._on_sent(entry, task),
                 into=walk.take,
             )
+            await self._cookies.keep(jar, task.host, answer)
+            self._meters.add(BODY_BYTES, walk.size, task.kind.value)
+            return answer, answer.location
 
         is_asked = False
         try:
@@ -613,6 +733,8 @@ class PageWork:
                 self._board.begin(index)
                 answer = own = await self._fetch_robots_txt(url, None)
             said = "allow" if answer.location is not None else verdict_for_status(answer.status)
+        except ProxyError as error:
+            return Ending(None, is_begun=answer is not None, wait=Wait(error.wait_ms, error.kind))
         except FetchError as error:
             if self._was_ours(error, started):
                 return Ending(None, is_begun=True)
@@ -642,7 +764,7 @@ class PageWork:
 
     async def _fetch_robots_txt(self, url: str, on_sent: Callable[[], None] | None) -> Answer:
         # One byte more than is read, by which it shows that the last line is not whole.
-        return await self._fetcher.fetch(url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
+        return await self._fetch(Kind.ROBOTS, url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
 
     async def _visit_robots_txt(self, url: str, index: int) -> Answer | None:
         """Ask another host than the task's, as politely as if its own turn had come; None when it cannot be asked now.

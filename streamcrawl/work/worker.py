@@ -18,6 +18,7 @@ from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
@@ -49,6 +50,7 @@ class _ShardLoops:
             dispatch_limit=DISPATCH_MAX,
             on_dispatched=self.dispatch.hint,
             on_outage=forget,
+            meters=child.meters,
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
@@ -69,7 +71,7 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -95,6 +97,7 @@ async def run_worker(child: Child) -> None:
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
+            clock=child.clock,
             log=child.log,
         )
         read = ReadLoop(
@@ -138,6 +141,7 @@ async def run_worker(child: Child) -> None:
             hurry = _start(_hurry(child, slots), "hurry")
             await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
             hurry.cancel()
+            await work.addresses.close()
             for shard in shards:
                 shard.offers.stop()
                 shard.commit.stop(give_up=True)
@@ -155,7 +159,8 @@ async def run_worker(child: Child) -> None:
 def _be_replaced(child: Child) -> None:
     """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
     if not child.stop.is_set():
-        child.log(f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced")
+        said = f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced"
+        child.log(Said.warning(said))
         child.stop.set()
 
 

@@ -170,6 +170,7 @@ async def _give_up_by_hand(lab: Lab) -> None:
         (lambda lab: lab.client.hset(lab.keys.host(HOST), "queued", -1), [f"{HOST}: queued is -1, below zero"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, "page.done", 1), ["page: created 13, accounted for 14"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, "page.dead.http", 1), ["page: dead 1, by reason 2"]),
+        (lambda lab: lab.client.hincrby(lab.keys.totals, "page.waited", 2), ["page: waited 2, by reason 0"]),
         (lambda lab: lab.client.hset(lab.keys.totals, "robots.delayed", -1), ["robots.delayed is -1, below zero"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, f"{SINK}.streamed", 1), [f"stream:fetch:{SINK}: counted 2"]),
         (lambda lab: lab.client.delete(lab.keys.delayed), ["delayed: counted 1, found 0"]),

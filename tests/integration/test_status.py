@@ -23,7 +23,7 @@ from streamcrawl.ops.status import (
 from streamcrawl.rules.task import Outcome
 from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import Given, make_settings
-from streamcrawl.store.frontier import Beat
+from streamcrawl.store.frontier import Beat, Wait
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given
@@ -99,6 +99,18 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     assert document["totals"]["page.queued"] == 5
     assert document["links_left_out"] == {"trap_calendar": 30, "depth": 2}
     assert document["pages_per_s"] is None
+
+
+async def test_pages_that_were_sent_back_to_wait_are_counted_by_reason(open_lab: OpenLab, crawl_name: str) -> None:
+    lab = await open_lab(host_concurrency=5)
+    await lab.offer(*(f"{HOST}/{n}" for n in range(3)))
+    held = await lab.take()
+    for one, reason in zip(held, ("proxy_error", "ip_concurrency", "proxy_error"), strict=True):
+        await lab.frontier.hand_back("stream:fetch", [one.id], wait=Wait(0, reason))
+    status = await read_status(lab.client, crawl_name)
+    assert (status.page("waited"), status.page("queued")) == (3, 3)
+    assert "sent back        to wait: 3 (proxy_error 2, ip_concurrency 1)" in text_of(status)
+    assert status.as_json()["waited_by_reason"] == {"proxy_error": 2, "ip_concurrency": 1}
 
 
 async def test_crawl_without_anything_in_it_is_shown(lab: Lab, crawl_name: str) -> None:

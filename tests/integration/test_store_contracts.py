@@ -7,6 +7,7 @@ says. GONE is tried for all scripts alike.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ import pytest
 from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
-from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, open_shard
+from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, Wait, open_shard
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
@@ -571,6 +572,86 @@ async def commit_restarted(open_lab: OpenLab) -> None:
     assert await lab.end(held, server=restarts_of(lab.client).run_id) == "DONE"
 
 
+# -- cookies
+
+
+@case("cookies", "OK")
+async def cookies_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    jar = "site:a.test"
+    changes = ["a;a.test;/", "ds", "1 = é;", 0, "b;a.test;/", "", "", 60_000]
+    act = partial(lab.frontier.cookies, jar, changes)
+    found, changed = await lab.changes(act())
+    assert found == changes
+    assert set(changed) == {f"cookies:{jar}"}
+    assert 0 < await lab.client.pttl(lab.keys.prefix + f"cookies:{jar}") <= 30 * 86_400_000
+    again = await act()
+    assert again == changes
+    # Read alone it changes nothing; what is set again comes last, and what is to go goes.
+    found, changed = await lab.changes(lab.frontier.cookies(jar))
+    assert (found[:7], changed) == (changes[:7], {})
+    assert found[7] <= 60_000
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "2", 0, "none;a.test;/", "", "", -1])
+    assert [found[0], *found[4:]] == ["b;a.test;/", "a;a.test;/", "", "2", 0]
+    assert await lab.frontier.cookies("site:b.test") == []
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "", -1, "b;a.test;/", "", "", -1])
+    assert (found, await lab.client.exists(lab.keys.prefix + f"cookies:{jar}")) == ([], 0)
+
+
+async def test_jar_of_cookies_is_bounded_and_forgets_what_has_expired(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    flat = [part for n in range(150) for part in (f"{n};a.test;/", "", "1", 0)]
+    found = await lab.frontier.cookies("host:a.test", flat)
+    assert [int(key.partition(";")[0]) for key in found[::4]] == list(range(50, 150))
+    big = [part for n in range(20) for part in (f"big{n};a.test;/", "", "x" * 4000, 0)]
+    found = await lab.frontier.cookies("host:a.test", big)
+    assert found[::4] == [f"big{n};a.test;/" for n in range(12, 20)]
+    assert await lab.frontier.cookies("host:b.test", ["a;b.test;/", "", "1", 1, "b;b.test;/", "", "1", 0])
+    async with asyncio.timeout(10):
+        while len(await lab.frontier.cookies("host:b.test")) > 4:  # noqa: ASYNC110 - it is the server's clock
+            await asyncio.sleep(0.001)
+    assert await lab.client.hkeys(lab.keys.prefix + "cookies:host:b.test") == [b"b;b.test;/"]
+
+
+# -- leases of addresses
+
+
+@case("addresses", "OK")
+async def addresses_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    wanted = [part for n in range(4) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    other = ["2001:db8::/64", "0:9-1", A]
+    act = partial(lab.frontier.addresses, [], [*wanted, *other], cap=2, ttl_ms=60_000)
+    waits, changed = await lab.changes(act())
+    assert waits == [0, 0, 250, 250, 0]
+    now = await lab.now()
+    assert changed == {
+        "address:192.0.2.1": {"0:0-1": (None, near(now + 60_000)), "0:1-1": (None, near(now + 60_000))},
+        "awaiting:192.0.2.1": {f"http://h{n}.test": (None, near(now + 250)) for n in (2, 3)},
+        "address:2001:db8::/64": {"0:9-1": (None, near(now + 60_000))},
+    }
+    assert await act() == [0, 0, 250, 250, 0]
+    # The line grows, and what is given back goes to whoever asks first.
+    assert await lab.frontier.addresses([], ["192.0.2.1", "0:7-1", "http://h7.test"], cap=2, ttl_ms=60_000) == [500]
+    given = ["192.0.2.1", "0:0-1", "192.0.2.1", "0:0-1", "198.51.100.1", "0:0-1"]
+    assert await lab.frontier.addresses(given, wanted[6:9], cap=2, ttl_ms=60_000) == [0]
+    assert await lab.client.zrange(lab.keys.prefix + "awaiting:192.0.2.1", 0, -1) == [
+        b"http://h3.test",
+        b"http://h7.test",
+    ]
+
+
+async def test_lease_of_an_address_runs_out_and_a_line_is_bounded(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    many = [part for n in range(250) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    waits = await lab.frontier.addresses([], many, cap=1, ttl_ms=30_000)
+    assert (waits[:3], waits[-1]) == ([0, 250, 500], 60_000)
+    await lab.let_pass(30_001)
+    assert await lab.frontier.addresses([], many[3:6], cap=1, ttl_ms=30_000) == [0]
+    for key in ("address:192.0.2.1", "awaiting:192.0.2.1"):
+        assert 0 < await lab.client.pttl(lab.keys.prefix + key) <= 60_000
+
+
 # -- what goes back
 
 
@@ -590,6 +671,29 @@ async def hand_back_ok(open_lab: OpenLab) -> None:
         "totals": {"page.queued": (1, 2), "page.streamed": (1, 0)},
     }
     assert await lab.changes(act()) == (0, {})
+
+
+async def test_hand_back_lets_a_host_wait_and_counts_why(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    act = partial(lab.frontier.hand_back, FETCH_STREAM, [held.id], wait=Wait(30_000, "proxy_error"))
+    back, changed = await lab.changes(act())
+    assert back == 1
+    due = near(await lab.now() + 30_000)
+    assert changed[f"host:{A}"] == {"queued": (1, 2), "in_flight": (1, None), "due": (None, due)}
+    assert changed["schedule"] == {A: (None, due)}
+    assert changed["totals"] == {
+        **{"page.queued": (1, 2), "page.streamed": (1, 0)},
+        **{"page.waited": (None, 1), "page.waited.proxy_error": (None, 1)},
+    }
+    assert (await lab.frontier.dispatch(5)).moved == 0
+    assert await lab.changes(act()) == (0, {})
+    # Waits do not add up, and a shorter one takes nothing from a longer.
+    await lab.let_pass(30_000)
+    [again] = await lab.take()
+    assert await lab.frontier.hand_back(FETCH_STREAM, [again.id], wait=Wait(0, "proxy_error")) == 1
+    assert (await lab.frontier.dispatch(5)).moved == 1
 
 
 @case("put_back", "OK")
@@ -801,11 +905,11 @@ async def control_ok(open_lab: OpenLab) -> None:
     act = partial(lab.frontier.control, paused=1, pages_max="")
     since = (None, near(await lab.now()))
     assert (await lab.changes(act()))[1] == {
-        "state": {"paused": (None, 1), "paused_at": since, "pages_max": (5, None)},
+        "state": {"paused": (None, 1), "paused_at": since, "held_at:paused": since, "pages_max": (5, None)},
     }
     assert (await lab.changes(act()))[1] == {}
     back = await lab.changes(lab.frontier.control(paused=""))
-    assert sorted(back[1]["state"]) == ["paused", "paused_at"]
+    assert sorted(back[1]["state"]) == ["held_at:paused", "held_ms:paused", "paused", "paused_at"]
 
 
 @case("tune", "OK")
@@ -1383,6 +1487,8 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "audit": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
     "commit": ("w1", 5, b"\xc1"),
+    "addresses": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["192.0.2.1", "0:1-1", A]), 1, 1000),
+    "cookies": ("host:a.test", msgspec.msgpack.encode(["a;a.test;/", "", "1", 0])),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),

@@ -18,7 +18,7 @@ import pytest
 from streamcrawl.errors import ConfigError, CrawlGone
 from streamcrawl.rules.task import CrawlTask, Kind, Outcome, decode_task, encode_task
 from streamcrawl.settings import Given, make_settings
-from streamcrawl.store.frontier import LINKS, SEEDS, Allowance, Beat, Commit, Frontier
+from streamcrawl.store.frontier import LINKS, SEEDS, Allowance, Beat, Commit, Frontier, Wait
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.shards import delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, tune
@@ -310,7 +310,8 @@ class Walk:
         mine = self.held[self.random.choice(WORKERS)]
         n = self.some_shard()
         ids = [where[1] for where in sorted(mine) if where[0] == n and self.random.random() < 0.4]
-        how = self.random.choice(({}, {"is_robots_stale": True}, {"is_begun": True}))
+        wait = Wait(self.random.choice((0, 500)), "proxy_error")
+        how: dict[str, Any] = self.random.choice(({}, {"is_robots_stale": True}, {"is_begun": True}, {"wait": wait}))
         back = partial(self.crawl.frontiers[n].hand_back, FETCH_STREAM, ids, **how)
         assert await back() == len(self.live.intersection((n, entry_id) for entry_id in ids))
         assert await back() == 0

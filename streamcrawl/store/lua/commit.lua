@@ -222,6 +222,7 @@ if S.sink_max and (not S.throttled or S.throttled == '') then
     if waiting_in(P .. 'stream:fetch:' .. sink) > tonumber(S.sink_max) * 0.8 then
       S.throttled = sink
       call('HSET', KEYS[1], 'throttled', sink, 'throttled_at', wall)
+      hold('full:' .. sink)
     end
   end
 end

@@ -42,6 +42,7 @@ count(sink .. '.done', done)
 count(sink .. '.streamed', -done)
 if S.throttled == sink and (not S.sink_max or waiting_in(stream) < tonumber(S.sink_max) * 0.2) then
   call('HDEL', KEYS[1], 'throttled', 'throttled_at')
+  let_go('full:' .. sink)
 end
 flush_counts()
 return {'DONE'}

@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Links further than this many steps from a seed are not followed; 0 fetches the seeds only."""
     pages_max: int | None = None
     pages_per_host_max: int | None = None
+    sitemaps: bool = False
+    """Read the sitemaps of every host that a page is fetched from: those of its robots.txt, else /sitemap.xml."""
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 
@@ -237,6 +239,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
         _TUNABLE,
         "read whenever a host is looked at; raised, it brings nothing back that was left out",
     ),
+    "sitemaps": (_TUNABLE, "asked when a page was answered: the next one of each host brings its sitemaps in"),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
     "path_depth_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "repeats_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),

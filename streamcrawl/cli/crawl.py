@@ -65,6 +65,24 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     f"left out; a line that is no URL is named and passed over. [{ENVIRONMENT_PREFIX}SEEDS]",
 )
 @_option(
+    "--sitemaps/--no-sitemaps",
+    "sitemaps",
+    default=None,
+    group=START,
+    setting="sitemaps",
+    help="Read the sitemaps of every host that a page is fetched from, those its robots.txt lists or else "
+    "/sitemap.xml: what they list and is in scope is followed as if that page linked to it. Default: no.",
+)
+@_option(
+    "--sitemap",
+    "given_sitemaps",
+    metavar="URL",
+    multiple=True,
+    group=START,
+    help="Begin with what this sitemap lists (XML, RSS, Atom or text, gzipped or not; an index too), with or without "
+    "URLs; may be repeated. In --seeds: a line `Sitemap: URL`.",
+)
+@_option(
     "--scope",
     type=click.Choice(["host", "domain", "prefix", "any"]),
     group=START,
@@ -435,6 +453,7 @@ def command(context: click.Context, /, **_: Any) -> ExitCode:
     \b
     streamcrawl crawl https://example.org/
     streamcrawl crawl https://example.org/docs/ --scope prefix --depth 3 -o docs.jsonl
+    streamcrawl crawl --sitemap https://example.org/sitemap.xml --depth 1
     streamcrawl crawl --seeds urls.txt --scope any --max-pages 100000 --processes 4 --name wide
     streamcrawl crawl --resume --name wide --max-pages 200000
     """

@@ -50,9 +50,11 @@ from streamcrawl.work.seeds import (
     SeedLine,
     SeedLines,
     SeedLoop,
+    canonical_seed,
     complaint,
     feeder_name,
     seed_url,
+    sitemap_seed,
 )
 from streamcrawl.work.supervisor import SinkSpec
 
@@ -73,6 +75,7 @@ class CrawlOptions:
     """What was typed."""
 
     urls: tuple[str, ...] = ()
+    """Seeds, sitemaps among them in the form of a line of a file (`sitemap_seed`)."""
     seeds: str | None = None
     output: str | None = None
     name: str | None = None
@@ -91,10 +94,11 @@ class CrawlOptions:
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
-        own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own = {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
         own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
+            urls=(*options["urls"], *map(sitemap_seed, options["given_sitemaps"])),
             is_fresh=options["fresh"],
             is_resume=options["resume"],
             settings=given_settings(context),
@@ -133,7 +137,8 @@ def _check(options: CrawlOptions) -> None:
             raise ConfigError(f"--seeds {options.seeds} cannot be read: {error.strerror}") from error
     if not (options.urls or options.seeds or options.is_resume):
         raise ConfigError(
-            "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
+            "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or --resume "
+            "to go on)"
         )
     check_output(options.output)
 
@@ -418,7 +423,7 @@ class _Crawl(Running):
             scope=scope,
             sinks={sink.name: sink.path for sink in sinks},
             # Canonical: what was typed may carry a password.
-            seeds=[seed_url(url)[0] or url for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
+            seeds=[canonical_seed(url) for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
             machine=before.machine or socket.gethostname(),
         )

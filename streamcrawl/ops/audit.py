@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from streamcrawl.errors import CrawlGone
 from streamcrawl.ops.status import stored_settings
 from streamcrawl.rules.politeness import Refusal
+from streamcrawl.rules.sitemaps import Flaw, Listed
 from streamcrawl.rules.task import Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.settings import SCHEMA
@@ -36,8 +37,9 @@ FAULTS_MAX: Final = 1000
 SETTLE_S: Final = 0.2
 """Between two looks at what is being written to one shard after the other."""
 _STATES: Final = ("queued", "streamed", "delayed", "dead", "done", "dropped")
-_LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in LeftOut)
+_LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in (*LeftOut, *Listed))
 _THROTTLED: Final = frozenset(f"throttled.{refusal}" for refusal in Refusal)
+_FLAWS: Final = frozenset(f"{Kind.SITEMAP}.flawed.{flaw}" for flaw in Flaw)
 """Links that never became tasks: no other figure depends on them, so their names are all there is to check."""
 _LOOKS_MAX: Final = 5
 """How often something is looked at again when the crawl moved meanwhile."""
@@ -57,7 +59,7 @@ class AuditReport:
     totals: dict[str, int] = field(default_factory=dict)
     """Of all shards together."""
     lines: list[str] = field(default_factory=list)
-    """Lines of the counts: page, robots and each sink."""
+    """Lines of the counts: page, robots, sitemap and each sink."""
     hosts: int = 0
     keys: int = 0
     are_seeds_counted: bool = True
@@ -436,6 +438,8 @@ class _ShardAudit:
                 self._fault(f"totals: {name} is no reason to leave a link out")
             if name.startswith("throttled.") and name not in _THROTTLED:
                 self._fault(f"totals: {name} is no refusal of a host")
+            if ".flawed." in name and name not in _FLAWS:
+                self._fault(f"totals: {name} is no flaw of a sitemap")
         seeds = total("seed.created") - total("seed.ended")
         left = sum(total(f"{Kind.PAGE}.{state}") for state in ("queued", "streamed", "delayed"))
         if self._report.are_seeds_counted and not 0 <= seeds <= left:
@@ -446,7 +450,7 @@ class _ShardAudit:
         if length != streamed:
             self._fault(f"{FETCH_STREAM}: counted {streamed}, found {length} entries")
         if self._walk.has_walked:
-            self._note(f"{FETCH_STREAM}: {length} entries, too many to compare those of pages and robots.txt each")
+            self._note(f"{FETCH_STREAM}: {length} entries, too many to compare those of each kind")
         else:
             for line in sorted({*Kind, *look.entries}):
                 counted, found = total(f"{line}.streamed"), look.entries.get(line, 0)

@@ -251,12 +251,17 @@ class Status:
     @property
     def is_complete(self) -> bool:
         """Whether all seeds are in and nothing is left to do, but for what blocked hosts keep."""
-        return self.is_closed and (not self.page("queued") or self._is_only_blocked) and not self.under_way
+        return self.is_closed and (not self.queued or self._is_only_blocked) and not self.under_way
+
+    @property
+    def queued(self) -> int:
+        """Pages and sitemaps in the queues of their hosts."""
+        return self.page("queued") + self.sitemap("queued")
 
     @property
     def under_way(self) -> int:
-        """What is neither queued nor ended: pages, and records that are not written yet."""
-        return self.streamed + self.page("delayed") + sum(sink.waiting for sink in self.sinks)
+        """What is neither queued nor ended: pages and sitemaps, and records that are not written yet."""
+        return self.streamed + self.page("delayed") + self.sitemap("delayed") + sum(sink.waiting for sink in self.sinks)
 
     @property
     def _is_only_blocked(self) -> bool:
@@ -266,9 +271,13 @@ class Status:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
         return self.totals.get(f"page.{state}", 0)
 
+    def sitemap(self, state: str) -> int:
+        """Return a count of sitemaps: the same, and continued, flawed by reason."""
+        return self.totals.get(f"sitemap.{state}", 0)
+
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return pages that are `dead` or `dropped`, or how often pages `waited`, by reason, the most frequent first.
-        Robots tasks count too."""
+        """Return tasks that are `dead` or `dropped`, or how often they `waited`, by reason, the most frequent first:
+        pages, robots.txt, sitemaps."""
         counts: Counter[str] = Counter()
         for kind in Kind:
             start = f"{kind}.{state}."
@@ -290,9 +299,17 @@ class Status:
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
+    def sitemaps_flawed(self) -> dict[str, int]:
+        """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
+        the most frequent first. One may have several."""
+        start = "sitemap.flawed."
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
         document["refusals"] = self.refusals()
+        document["sitemaps_flawed"] = self.sitemaps_flawed()
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
@@ -788,6 +805,7 @@ def status_lines(status: Status) -> list[str]:
         ("dropped", reasons(status.by_reason("dropped"))),
         ("links left out", reasons(status.links_left_out())),
         ("refusals", reasons(status.refusals())),
+        *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
@@ -822,6 +840,16 @@ def status_lines(status: Status) -> list[str]:
     return lines
 
 
+def _sitemaps_text(status: Status) -> str:
+    waiting = status.sitemap("queued") + status.sitemap("delayed")
+    flaws = status.sitemaps_flawed()
+    return (
+        f"{number(status.sitemap('done'))} read"
+        + (f", {number(waiting)} waiting" if waiting else "")
+        + (f"; flawed: {reasons(flaws)}" if flaws else "")
+    )
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -832,8 +860,8 @@ def condition(status: Status) -> str:
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
     if status.is_complete:
-        words.append("complete but for what blocked hosts keep" if status.page("queued") else "complete")
-    elif status.page("queued") + status.under_way:
+        words.append("complete but for what blocked hosts keep" if status.queued else "complete")
+    elif status.queued + status.under_way:
         words.append("at work" if status.is_alive else "at rest, no worker is alive")
     else:
         words.append("nothing to do, more seeds may come")

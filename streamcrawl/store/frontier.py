@@ -59,7 +59,7 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
 _DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -89,7 +89,8 @@ class Links:
     flat: list[str | bytes] = field(default_factory=list)
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
-        """Add one task to offer; `fp` is its fingerprint when the caller has it already."""
+        """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
+        (`sitemap_fingerprint`), or the caller has it already."""
         self.flat += (str(fingerprint(task.url) if fp is None else fp), task.host, task.level.value, encode_rest(task))
 
     def __len__(self) -> int:
@@ -234,18 +235,19 @@ class Frontier:
         """Tell the name of each script that was answered from now on, and the seconds that it took."""
         self._scripts.observe = told
 
-    async def offer(self, links: Links, *, whose: str = SEEDS) -> tuple[str, int]:
+    async def offer(self, links: Links, *, whose: str = SEEDS, can_wait: bool = False) -> tuple[str, int]:
         """Offer at most LINKS_PER_CALL links.
 
         Args:
             whose: SEEDS, which wait at the bounds; LINKS of a page in another shard; or the entry of this shard whose
                 page they come from, as their fence.
+            can_wait: They come from a sitemap, which can be read again: FULL while half of the frontier's bound waits.
 
         Returns:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)))
+        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def dispatch(self, limit: int) -> Dispatched:

@@ -64,7 +64,7 @@ from streamcrawl.web.proxies import ProxyConnector, Routes, check_target, routed
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from types import SimpleNamespace, TracebackType
 
     from aiohttp import StreamReader, TraceRequestHeadersSentParams
@@ -211,6 +211,7 @@ class Fetcher:
         headers: Mapping[str, str] | None = None,
         jar: Jar | None = None,
         on_sent: Callable[[], None] | None = None,
+        into: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> Answer:
         """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
 
@@ -222,6 +223,8 @@ class Fetcher:
             headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
             jar: Cookies that go with it, those for this URL; what the answer sets is left to the caller.
             on_sent: Called when the request goes out, after DNS and connecting.
+            into: Takes the decoded body of an answer of 200 piece by piece, which `Answer.body` then lacks; True from
+                it closes the connection. What it raises passes. Of another answer the body is as always.
 
         Raises:
             BlockedAddress: the host is where this crawl must not connect to.
@@ -301,7 +304,8 @@ class Fetcher:
                 body = await self._read_redirect_body(response, url)
             else:
                 location = None
-                body = await self._read_body(response, url, body_max, is_cut=is_cut)
+                taker = into if status == 200 else None
+                body = await self._read_body(response, url, body_max, is_cut=is_cut, into=taker)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -379,13 +383,23 @@ class Fetcher:
             raise error
         self._routes.note_answer(proxy)
 
-    async def _read_body(self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool) -> bytes:
+    async def _read_body(
+        self,
+        response: ClientResponse,
+        url: str,
+        body_max: int,
+        *,
+        is_cut: bool,
+        into: Callable[[bytes], Awaitable[bool]] | None,
+    ) -> bytes:
         """Return the whole decoded body, or of a longer one the beginning, where that will do.
 
         Raises:
             FetchError: those of `read_body`, or it did not come whole.
         """
         codings = _codings(response)
+        if into is not None:
+            return await self._hand_on(response, codings, body_max, url, into)
         length = response.content_length
         if length is not None and length > body_max and not codings and not is_cut:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
@@ -399,6 +413,22 @@ class Fetcher:
         except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
             raise fetch_error(error, url, is_unanswered=False) from error
 
+    async def _hand_on(
+        self,
+        response: ClientResponse,
+        codings: tuple[str, ...],
+        body_max: int,
+        url: str,
+        into: Callable[[bytes], Awaitable[bool]],
+    ) -> bytes:
+        try:
+            body = await self._read(response, codings, body_max, url, into=into)
+        except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+            raise fetch_error(error, url, is_unanswered=False) from error
+        if not response.content.is_eof():
+            response.close()
+        return body
+
     async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
         """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
         try:
@@ -408,12 +438,19 @@ class Fetcher:
             return b""
 
     async def _read(
-        self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str, *, enough: int | None = None
+        self,
+        response: ClientResponse,
+        codings: tuple[str, ...],
+        size_max: int,
+        url: str,
+        *,
+        enough: int | None = None,
+        into: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> bytes:
         settings = self._settings
         rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
         return await read_body(
-            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s
+            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s, into=into
         )
 
 

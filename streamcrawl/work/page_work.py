@@ -41,6 +41,8 @@ from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
+from streamcrawl.rules.scope import sitemap_fingerprint
+from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
@@ -51,9 +53,10 @@ from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
+from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
@@ -83,8 +86,13 @@ VISIT_MARGIN_MS: Final = 1000
 VISIT_POLL_MS: Final = 250
 BLOCKED_ROBOTS_TTL_MS: Final = 60_000
 """Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
+SITEMAP_HEADERS: Final = {
+    "Accept": "application/xml,text/xml,application/rss+xml,application/atom+xml,text/plain,*/*;q=0.8"
+}
+SITEMAP_WIRE_MAX_BYTES: Final = 2 * BYTES_MAX
+"""Read of a sitemap before the reader's own bound ends it, which counts what a gzip in it holds."""
 SEEN_KEPT: Final = 100_000
-_ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
+_LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -130,6 +138,9 @@ class Ending:
     retry_delay_ms: int | None = None
     wait: Wait | None = None
     """Of an entry that goes back: its host is left alone that long."""
+    instead: Ending | None = None
+    """How it ends when the store may have lost what was offered on the way, and is not here any more to be offered
+    again."""
 
 
 class Pace(NamedTuple):
@@ -203,7 +214,8 @@ class PageWork:
         try:
             return decode_task(host, level, stored)
         except CodecError as error:
-            kind = Kind.ROBOTS if _ROBOTS_TASK.match(stored) else Kind.PAGE
+            line = _LINE.match(stored)
+            kind = Kind(line[1].decode()) if line is not None and line[1].decode() in set(Kind) else Kind.PAGE
             # Of the same line as the entry: replay and purge take a letter out of the line that it names.
             unread = b'[0,0,"%b","/unreadable",0]' % kind.value.encode()
             detail = ("2", unread, "codec", str(error)[:1000], "")
@@ -218,25 +230,33 @@ class PageWork:
         """
         if not await self._lease_is_fresh_in_time():
             return Ending(None)
-        rules = None
+        rules, is_allowed = None, True
         if task.kind is not Kind.ROBOTS:
             rules = await self._robots.get(task.host)
             if rules is None:
                 return Ending(None, is_robots_stale=True)
-            if not rules.allows(task.url):
-                return self._drop(entry, task, DropReason.ROBOTS)
-        lease = await self.addresses.take(entry, task.host)
-        if isinstance(lease, Wait):
-            return Ending(None, wait=lease)
-        try:
-            if rules is None:
-                return await self._fetch_robots(entry, task, index)
-            jar = await self._cookies.open(task.host)
-            if self._pace(entry).must_ask and not await self._may_start(entry, task):
-                return Ending(None)
-            return await self._fetch_page(entry, task, index, rules, jar, lease)
-        finally:
-            self.addresses.give_back(lease)
+            is_allowed = rules.allows(task.url)
+        if rules is not None and not is_allowed:
+            ending = self._drop(entry, task, DropReason.ROBOTS)
+        else:
+            lease = await self.addresses.take(entry, task.host)
+            if isinstance(lease, Wait):
+                return Ending(None, wait=lease)
+            try:
+                if rules is None:
+                    return await self._fetch_robots(entry, task, index)
+                jar = await self._cookies.open(task.host)
+                if self._pace(entry).must_ask and not await self._may_start(entry, task):
+                    return Ending(None)
+                if task.kind is Kind.SITEMAP:
+                    return await self._fetch_sitemap(entry, task, index, rules, jar)
+                ending = await self._fetch_page(entry, task, index, rules, jar, lease)
+            finally:
+                self.addresses.give_back(lease)
+        commit = ending.commit
+        if commit is not None and task.kind is Kind.PAGE and (commit.is_fetched or not is_allowed):
+            self._add_sitemaps(ending, commit, task, rules)
+        return ending
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
@@ -344,32 +364,56 @@ class PageWork:
     # -- pages
 
     async def _fetch_page(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None, lease: Lease | None
+    ) -> Ending:
+        response: Response | None = None
+        circle: str | None = None
+
+        async def fetch(url: str) -> Answer:
+            answer = await self._fetch(
+                task.kind, url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
+            )
+            await self._cookies.keep(jar, task.host, answer)
+            return answer
+
+        def refresh(answer: Answer, hops: list[str]) -> str | None:
+            nonlocal response, circle
+            response = Response(task, answer, links_max=self._settings.links_max)
+            target, circle = self._sent_on(task, response, hops, rules)
+            return target
+
+        found = await self._follow(entry, task, index, rules, fetch, refresh)
+        self.addresses.give_back(lease)  # a handler may take minutes
+        if isinstance(found, Ending):
+            return found
+        assert response is not None
+        return await self._answered(entry, task, index, found[0], response, found[1], circle)
+
+    async def _follow(
         self,
         entry: Entry,
         task: CrawlTask,
         index: int,
         rules: RobotsRules,
-        jar: Jar | None,
-        lease: Lease | None,
-    ) -> Ending:
+        fetch: Callable[[str], Awaitable[Answer]],
+        refresh: Callable[[Answer, list[str]], str | None] = lambda *_: None,
+    ) -> Ending | tuple[Answer, list[str]]:
+        """Return the answer at the end of the redirects within the host, and the URLs that led there; or the ending.
+
+        Args:
+            refresh: Says where an answer that is no redirect sends on all the same, given the hops before it.
+        """
         pace = self._pace(entry)
         url, hops = task.url, list[str]()
         answer: Answer | None = None
-        circle: str | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await self._fetch(
-                    task.kind, url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
-                )
-                await self._cookies.keep(jar, task.host, answer)
-                response = Response(task, answer, links_max=self._settings.links_max)
-                target = answer.location
+                answer = await fetch(url)
+                target = answer.location if answer.location is not None else refresh(answer, hops)
                 if target is None:
-                    target, circle = self._sent_on(task, response, hops, rules)
-                if target is None:
-                    break
+                    return answer, hops
                 hops.append(url)
                 url = target
                 if url in hops:
@@ -398,8 +442,6 @@ class PageWork:
             elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
-        self.addresses.give_back(lease)  # a handler may take minutes
-        return await self._answered(entry, task, index, answer, response, hops, circle)
 
     def _sent_on(
         self, task: CrawlTask, response: Response, hops: list[str], rules: RobotsRules
@@ -426,16 +468,8 @@ class PageWork:
             return None, None
         return (url, None) if split_url(url)[0] != task.host or rules.allows(url) else (None, None)
 
-    async def _answered(
-        self,
-        entry: Entry,
-        task: CrawlTask,
-        index: int,
-        answer: Answer,
-        response: Response,
-        hops: list[str],
-        circle: str | None,
-    ) -> Ending:
+    def _decided(self, entry: Entry, task: CrawlTask, answer: Answer) -> Ending | int:
+        """Return how a task ends whose answer asks to come again; else how long its host is to be left alone, ms."""
         decision = decide_status(
             answer.status,
             attempt=task.attempt,
@@ -453,6 +487,21 @@ class PageWork:
         if decision.verdict is RetryVerdict.DEAD:
             commit = self.bury(entry, task, decision.reason, f"answered {answer.status}", str(answer.status))
             return _with_answer(Ending(commit), answer, decision.block_ms)
+        return decision.block_ms
+
+    async def _answered(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        answer: Answer,
+        response: Response,
+        hops: list[str],
+        circle: str | None,
+    ) -> Ending:
+        decided = self._decided(entry, task, answer)
+        if isinstance(decided, Ending):
+            return decided
         handled = Handled()
         if self._handler is None:
             started = time.monotonic()
@@ -478,7 +527,7 @@ class PageWork:
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
-        ending = _with_answer(Ending(commit), answer, decision.block_ms)
+        ending = _with_answer(Ending(commit), answer, decided)
         self._add_links(ending, commit, task, handled.urls, circle)
         return ending
 
@@ -520,10 +569,13 @@ class PageWork:
         own = self._crawl.index_of(commit.host)
         for task in tasks:
             shard = own if task.host == commit.host else self._crawl.index_of(task.host)
-            if shard == own:
-                commit.links.add(task)
-            else:
-                by_shard.setdefault(shard, Links()).add(task)
+            links = commit.links if shard == own else by_shard.setdefault(shard, Links())
+            is_page = task.kind is Kind.PAGE
+            links.add(task, None if is_page else sitemap_fingerprint(task, owner_of(task), self._scope.kind))
+        self._divide(ending, commit, by_shard)
+
+    def _divide(self, ending: Ending, commit: Commit, by_shard: Mapping[int, Links]) -> None:
+        """Leave what fits to the commit; the rest goes before it."""
         while len(commit.links) > LINKS_PER_CALL:
             ending.ahead.append(commit.links.take(LINKS_PER_CALL))
         for shard, links in by_shard.items():
@@ -533,21 +585,125 @@ class PageWork:
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
-        host, path = split_url(self._form(host + path))
+        is_sitemap = task.kind is Kind.SITEMAP
+        if not is_sitemap:
+            host, path = split_url(self._form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
-        if task.depth > 0:
+        if task.depth > 0 and not is_sitemap:
             if not self._scope.admits(host + path, page_host=task.host):
                 return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
             reason = self._traps.reason(host + path, depth=task.depth, referrer=task.url)
             if reason is not None:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
-        target = CrawlTask(
-            host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
-        )
+        target = msgspec.structs.replace(
+            task, host=host, path=path, attempt=1, redirects=(*task.redirects, *hops),
+            referrer=task.referrer or (task.url if is_sitemap else None),
+        )  # fmt: skip
         ending = _with_answer(Ending(commit), answer)
         self._place(ending, commit, [target])
         return ending
+
+    # -- sitemaps
+
+    def _add_sitemaps(self, ending: Ending, commit: Commit, task: CrawlTask, rules: RobotsRules) -> None:
+        """Offer the sitemaps of a page's host with it: the first one that is answered there brings them in.
+
+        Not where the page goes on to another host, which has its own, nor where their pages would lie too deep.
+        """
+        settings = self._settings
+        if not settings.sitemaps or commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
+            return
+        if settings.depth_max is not None and task.depth >= settings.depth_max:
+            return
+        mark = f"sitemaps of {task.host} {hash(rules.sitemaps)}"
+        if mark in self.seen:
+            return
+        ending.offered.append(mark)
+        self._place(ending, commit, own_sitemaps(task.host, rules.sitemaps, task.depth))
+
+    async def _fetch_sitemap(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
+    ) -> Ending:
+        settings = self._settings
+        walk = SitemapWalk(
+            entry,
+            task,
+            crawl=self._crawl,
+            scope=self._scope,
+            traps=self._traps,
+            form=self._form,
+            url_max_bytes=settings.url_max_bytes,
+            seen=self.seen,
+        )
+
+        async def fetch(url: str) -> Answer:
+            answer = await self._fetch(
+                task.kind,
+                url,
+                body_max_bytes=SITEMAP_WIRE_MAX_BYTES,
+                headers=SITEMAP_HEADERS,
+                jar=jar,
+                on_sent=self._on_sent(entry, task),
+                into=walk.take,
+            )
+            await self._cookies.keep(jar, task.host, answer)
+            return answer
+
+        is_asked = False
+        try:
+            await walk.ask_room()
+            is_asked = True
+            found = await self._follow(entry, task, index, rules, fetch)
+            if isinstance(found, Ending):
+                return await self._broken_off(entry, task, walk, found)
+            answer, _ = found
+            decided = self._decided(entry, task, answer)
+            if isinstance(decided, Ending):
+                return decided
+            await walk.end()
+        except NoRoom:
+            return self._continued(entry, task, walk, is_fetched=is_asked)
+        if not walk.is_sitemap:
+            ending = self._drop(entry, task, DropReason.NO_SITEMAP, answer)
+        else:
+            ending = self._read(entry, task, walk, answer.ended_at)
+        if ending.commit is not None:
+            ending.commit.block_ms = decided
+        return ending
+
+    async def _broken_off(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, ending: Ending) -> Ending:
+        """Return the ending of a sitemap that did not come whole: what came of it stays."""
+        commit = ending.commit
+        if commit is None:
+            return ending
+        if commit.outcome is Outcome.DEAD:
+            await walk.cut(Flaw.CUT_OFF)
+            return self._read(entry, task, walk, ending.ended_at) if walk.entries else ending
+        self._add_rest(ending, commit, walk)
+        return ending
+
+    def _read(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, ended_at: float) -> Ending:
+        commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=walk.flaws, left_out=walk.left_out)
+        ending = _fetched(commit, ended_at)
+        self._add_rest(ending, commit, walk)
+        if walk.server:
+            commit.server = walk.server
+            ending.instead = self._continued(entry, task, walk, is_fetched=True)
+        return ending
+
+    def _add_rest(self, ending: Ending, commit: Commit, walk: SitemapWalk) -> None:
+        by_shard, keys = walk.rest()
+        commit.links = by_shard.pop(self._crawl.index_of(commit.host), commit.links)
+        ending.offered += keys
+        self._divide(ending, commit, by_shard)
+
+    def _continued(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, *, is_fetched: bool) -> Ending:
+        # Long, and not all at once: an index may have left thousands of them that wait for the same room.
+        delay_ms = int(self._policy.max_ms * (0.5 + random.random() / 2))
+        detail = (delay_ms, task.level.value, encode_task(task))
+        commit = Commit(entry.id, task.host, task.kind, Outcome.CONTINUED, detail=detail, is_fetched=is_fetched)
+        return Ending(commit, time.monotonic(), retry_delay_ms=delay_ms)
 
     # -- robots
 

@@ -260,7 +260,8 @@ class Slots:
         """Offer what does not fit into the page's commit: chunks of its own shard by the fence, then other shards'."""
         assert ending.commit is not None
         # Before the first of them: a server that comes back may have lost what it took, and must not take the commit.
-        ending.commit.server = restarts_of(self._crawl.client).run_id
+        if not ending.commit.server or ending.instead is None:
+            ending.commit.server = restarts_of(self._crawl.client).run_id
         frontier = self._crawl.frontiers[entry.shard]
         for chunk in ending.ahead:
             word, _ = await until_answered(
@@ -284,7 +285,8 @@ class Slots:
         def done(word: str) -> None:
             if word == "RESTARTED" and not self._give_up.is_set():
                 hand.is_submitted = False
-                hand.running = asyncio.create_task(self._slot(hand, ending), name=f"slot {hand.entry.id}")
+                again = ending.instead or ending
+                hand.running = asyncio.create_task(self._slot(hand, again), name=f"slot {hand.entry.id}")
                 return
             if word == "DONE":
                 self._note_latency(hand.task, ending.commit)

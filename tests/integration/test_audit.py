@@ -66,7 +66,7 @@ async def test_sound_crawl_has_no_faults(open_lab: OpenLab) -> None:
     assert report.faults == []
     assert report.notes == []
     assert report.is_sound
-    assert report.lines == ["page", "robots", SINK]
+    assert report.lines == ["page", "robots", "sitemap", SINK]
     assert report.hosts == 2
     assert report.keys == len([key async for key in lab.client.scan_iter(match=lab.keys.pattern)])
     assert report.as_json()["totals"]["page.created"] == 13
@@ -233,7 +233,7 @@ async def test_long_stream_is_recounted_but_for_its_lines(open_lab: OpenLab, cra
         pass
     report = await audit(lab.crawl)
     assert report.faults == []
-    assert report.notes == ["stream:fetch: 1400 entries, too many to compare those of pages and robots.txt each"]
+    assert report.notes == ["stream:fetch: 1400 entries, too many to compare those of each kind"]
     await lab.client.hincrby(lab.keys.host("http://h3.example"), "in_flight", -1)
     only(await audit(lab.crawl), "http://h3.example: in_flight counted 1, found 2 entries")
     await delete_crawl(lab.client, crawl_name)

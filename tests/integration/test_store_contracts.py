@@ -23,7 +23,7 @@ from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
 from streamcrawl.store.shards import delete_crawl
-from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
+from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, sitemaps, urls
 from tests.unit.test_scripts import words_of
 
 if TYPE_CHECKING:
@@ -229,6 +229,22 @@ async def offer_full(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.offer(links(f"{B}/"))) == (("FULL", 2), {})
     await lab.take()
     assert await lab.frontier.offer(links(f"{B}/")) == ("OK", 1)
+
+
+async def test_links_of_a_sitemap_wait_while_half_of_the_frontier_is_taken(open_lab: OpenLab) -> None:
+    lab = await open_lab(frontier_max=20)
+    await lab.offer(*urls("a.test", 8))
+    offered = partial(lab.frontier.offer, whose=LINKS, can_wait=True)
+    # To only ask is answered by a lower mark, so that what is read once there is room brings more than a few.
+    assert await lab.changes(offered(links())) == (("FULL", 8), {})
+    assert await offered(links(*urls("b.test", 2), depth=1)) == ("OK", 2)
+    assert await lab.changes(offered(links(f"{B}/9", depth=1))) == (("FULL", 10), {})
+    assert await lab.frontier.offer(links(f"{B}/9", depth=1), whose=LINKS) == ("OK", 1)
+    # Sitemaps themselves are no pages, and bounded with them: what an index lists does not wait for what it lists.
+    assert await lab.frontier.offer(sitemaps(*urls("c.test", 9)), whose=LINKS) == ("OK", 9)
+    assert "stopped" not in (await lab.snapshot())["state"]
+    await lab.frontier.offer(sitemaps(f"{B}/map"), whose=LINKS)
+    assert (await lab.snapshot())["state"]["stopped"] == "FRONTIER_FULL"
 
 
 @case("offer", "WAIT")
@@ -461,6 +477,59 @@ async def test_commit_counts_links_that_are_left_out(open_lab: OpenLab) -> None:
     packed = msgspec.msgpack.decode(lab.commit_of(held).pack())
     older = msgspec.msgpack.encode(packed[:10])
     assert (await lab.frontier.commit("w1", [older], 0)).words == ["DONE"]
+
+
+async def test_sitemap_is_no_page_and_has_a_line_of_its_own(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/map")
+    answer, changed = await lab.changes(lab.frontier.offer(sitemaps(f"{A}/map", f"{B}/map"), whose=LINKS))
+    assert answer == ("OK", 2), "the page at the same URL is another task"
+    assert changed["totals"] == {"sitemap.created": (None, 2), "sitemap.queued": (None, 2)}
+    as_page, other = sorted(await lab.take(), key=lambda one: one.host)
+    assert (as_page.task.kind, other.task.kind) == (Kind.PAGE, Kind.SITEMAP)
+    await lab.end(as_page)
+    [held] = await lab.take()
+    committed, changed = await lab.changes(lab.commit(lab.commit_of(held, Outcome.CONTINUED)))
+    assert committed.words == ["DONE"]
+    assert changed["delayed"] == {f"fetch|2|{held.host}|{held.stored}": (None, near(await lab.now() + 1000))}
+    assert changed["totals"] == {
+        "sitemap.continued": (None, 1),
+        "sitemap.delayed": (None, 1),
+        "sitemap.streamed": (2, 1),
+    }
+    assert await lab.end(other, detail=("broken", "too_large"), left_out={"sitemap_hosts": 3}) == "DONE"
+    await lab.let_pass(1000)
+    await lab.frontier.due()
+    [held] = await lab.take()
+    for broken in (
+        lab.commit_of(held, detail=("Broken",)),
+        lab.commit_of(held, detail=("x" * 33,)),
+        lab.commit_of(held, detail=tuple("abcdefghi")),
+        lab.commit_of(held, Outcome.CONTINUED, detail=(1000, "0", held.stored)),
+        lab.commit_of(held, Outcome.CONTINUED, detail=(1000, "2", held.stored.replace("sitemap", "page"))),
+    ):
+        assert (await lab.commit(broken)).words == ["INVALID"]
+    await lab.end(held, Outcome.DEAD)
+    [letter] = (await lab.snapshot())["dead"]["entries"]
+    [raw] = await lab.client.xrange(lab.keys.dead)
+    replay = [(raw[0].decode(), letter["host"], "0", held.stored.encode())]
+    assert await lab.frontier.replay(replay) == ["INVALID"]
+    assert await lab.frontier.replay([(*replay[0][:2], "2", replay[0][3])]) == ["QUEUED"]
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "RUNNING"
+    [held] = await lab.take()
+    assert await lab.end(held, Outcome.DROPPED, detail=("no_sitemap",)) == "DONE"
+    await finish_says(lab, "ENDED", 4, done=1)
+    totals = await lab.totals()
+    flawed = {name: count for name, count in totals.items() if name.startswith(("sitemap.flawed", "links."))}
+    assert flawed == {"sitemap.flawed.broken": 1, "sitemap.flawed.too_large": 1, "links.sitemap_hosts": 3}
+    await lab.client.hincrby(lab.keys.totals, "sitemap.created", 1)
+    assert (await lab.frontier.finish())[0] == "UNBALANCED"
+    await lab.client.hincrby(lab.keys.totals, "sitemap.created", -1)
+    # A page is never continued: it offers its links or fails.
+    await lab.offer(f"{A}/page")
+    [held] = await lab.take()
+    assert (await lab.commit(lab.commit_of(held, Outcome.CONTINUED))).words == ["INVALID"]
 
 
 @case("commit", "LEASE_LOST")

@@ -34,6 +34,7 @@ from tests.integration.snapshot import (
     assert_known_keys,
     fast,
     links,
+    sitemaps,
 )
 
 if TYPE_CHECKING:
@@ -58,12 +59,21 @@ WEIGHTS: Final = {
         Outcome.DROPPED: 1,
         Outcome.REDIRECTED: 1,
     },
+    Kind.SITEMAP: {
+        Outcome.DONE: 8,
+        Outcome.CONTINUED: 3,
+        Outcome.RETRY: 2,
+        Outcome.UNANSWERED: 1,
+        Outcome.DEAD: 1,
+        Outcome.DROPPED: 1,
+        Outcome.REDIRECTED: 1,
+    },
     Kind.ROBOTS: {Outcome.DONE: 20, Outcome.RETRY: 4, Outcome.UNANSWERED: 4, Outcome.DEAD: 1},
 }
 STEPS: Final = [
     *["offer"] * 3,
     *["dispatch", "read", "commit"] * 8,
-    *["offer_fenced", "commit_again", "start", "hand_back", "put_back", "reclaim", "beat"],
+    *["offer_sitemaps", "offer_fenced", "commit_again", "start", "hand_back", "put_back", "reclaim", "beat"],
     *["let_pass", "let_pass", "let_pass", "give_up", "reconcile"],
     *["sink_open", "sink_commit", "sink_commit", "sink_hand_back"],
     *["pause", "replay", "forget", "purge", "tell_host", "tune", "budget", "deal", "deal", "feed", "begin_anew"],
@@ -92,6 +102,7 @@ class Walk:
         self.ended: list[tuple[int, Commit]] = []
         self.known: set[str] = set()
         """URLs that were accepted."""
+        self.known_sitemaps: set[str] = set()
         self.fetched: set[str] = set()
         self.written: set[str] = set()
         """Records that a sink has committed."""
@@ -146,6 +157,7 @@ class Walk:
                     self.flying[host] = state[key].get("in_flight", 0)
         totals = [state.get("totals", {}) for state in states]
         assert sum(of.get("page.created", 0) for of in totals) == len(self.known)
+        assert sum(of.get("sitemap.created", 0) for of in totals) == len(self.known_sitemaps)
         assert sum(of.get("page.done", 0) for of in totals) == len(self.fetched)
         assert sum(of.get("out.done", 0) for of in totals) == len(self.written)
         if self.ceiling is not None:
@@ -184,6 +196,12 @@ class Walk:
                     assert count >= 30
                 else:
                     assert (word, count) == ("OK", self.accept(urls))
+
+    async def offer_sitemaps(self) -> None:
+        for n, urls in self.by_shard(self.some_urls()).items():
+            word, count = await self.crawl.frontiers[n].offer(sitemaps(*urls), whose=LINKS, can_wait=True)
+            assert (word, count) == ("OK", len(set(urls) - self.known_sitemaps))
+            self.known_sitemaps.update(urls)
 
     async def offer_fenced(self) -> None:
         where, held = self.pick()
@@ -241,7 +259,7 @@ class Walk:
         outcome = self.random.choices(list(weights), list(weights.values()))[0]
         if DOWN in held.host:
             outcome = Outcome.UNANSWERED
-        is_found = outcome in (Outcome.DONE, Outcome.REDIRECTED) and is_page
+        is_found = outcome in (Outcome.DONE, Outcome.REDIRECTED) and held.task.kind is not Kind.ROBOTS
         found = self.by_shard(self.some_urls() if is_found else [])
         commit = self.labs[n].commit_of(
             held,

@@ -66,6 +66,8 @@ def test_entry_gives_its_task(work: PageWork, task: CrawlTask) -> None:
         (b'[0,1,"page","/\\"robots\\"",0', Kind.PAGE),
         (b'[0,1,"page","robots"', Kind.PAGE),
         (b'[0,1,"robots"]', Kind.ROBOTS),
+        (b'[0,1,"sitemap","/a"', Kind.SITEMAP),
+        (b'[0,1,"feed","/a",0]', Kind.PAGE),
     ],
 )
 def test_entry_that_cannot_be_read_becomes_a_dead_letter(work: PageWork, stored: bytes, kind: Kind) -> None:

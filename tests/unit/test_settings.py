@@ -47,6 +47,7 @@ SOME: dict[str, list[Any]] = {
     "cookies": ["off", "host", "crawl"],
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
+    "sitemaps": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "contact": [None, "books@example.org", "https://example.org/bot"],
     "handler": [None, "shop:page"],

@@ -42,6 +42,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "cookies": ("host", "crawl", "off"),
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
+    "sitemaps": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "contact": ("a@a.test", "https://b.test/", "c@c.test"),
     "handler": ("a:page", "b:page", "c:page"),
@@ -77,7 +78,12 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        off = {"obey_robots": "--no-robots", "insecure": "--no-insecure", "sort_query": "--no-sort-query"}
+        off = {
+            "obey_robots": "--no-robots",
+            "insecure": "--no-insecure",
+            "sort_query": "--no-sort-query",
+            "sitemaps": "--no-sitemaps",
+        }
         name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:

@@ -409,6 +409,11 @@ def _of_crawls(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
         for reason, count in crawl.status.links_left_out().items():
             left_out.add_metric([crawl.status.name, reason], count)
     yield left_out
+    refusals = counter("host_refusals", "Fetches that hosts refused, which slowed them down", ["crawl", "reason"])
+    for crawl in crawls:
+        for reason, count in crawl.status.refusals().items():
+            refusals.add_metric([crawl.status.name, reason], count)
+    yield refusals
 
 
 def _of_stages(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from streamcrawl.ops.exporter import CONSUMERS_MAX, REASONS_MAX, Exporter, _Figures, read_imbalance, scaling
 from streamcrawl.ops.status import read_status
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
@@ -48,7 +49,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     await lab.offer(*(f"{HOST}/{n}" for n in range(10)))
     held = await lab.take()
     await lab.end(held[0], items=(SINK, "{}"), left_out={"depth": 2})
-    await lab.end(held[1], Outcome.RETRY)
+    await lab.end(held[1], Outcome.RETRY, refusal=Refusal.TIMEOUT)
     await lab.end(held[2], Outcome.DROPPED)
     await lab.end(held[3], Outcome.DEAD)
     await beat(lab, "w1")
@@ -64,6 +65,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     assert found.by("reason", "tasks_dropped_total") == {"robots": 1}
     assert found.by("reason", "dead_letters") == found.by("reason", "tasks_dead_total") == {"http": 1}
     assert found.by("reason", "links_left_out_total") == {"depth": 2}
+    assert found.by("reason", "host_refusals_total") == {"timeout": 1}
     assert found.by("stage", "stream_length") == {"fetch": 1, SINK: 1}
     assert found.by("stage", "stream_pending") == {"fetch": 1}
     assert found.by("stage", "stream_waiting") == {SINK: 1}

@@ -57,6 +57,14 @@ class CrawlGone(StoreError):
     """The crawl was deleted or started afresh: this worker's epoch is over. It exits and writes nothing."""
 
 
+class QueueGone(StoreError):
+    """The TaskQueue was deleted, or its Redis flushed: this object of it is over."""
+
+
+class QueueClosed(StreamcrawlError):
+    """A put after `close()`; or a get after it, once all that was accepted is settled: the consumer ends."""
+
+
 class LeaseLost(StreamcrawlError):
     """Another worker has, or had, the entry: drop the result and count it."""
 
@@ -95,6 +103,24 @@ class BlockedAddress(FetchError):
     """The host is at an address that this crawl must not connect to (web/address_guard.py). Nothing was sent."""
 
     kind = "blocked_address"
+    is_retryable = False
+
+
+class ProxyError(FetchError):
+    """The proxy itself failed: neither the page nor its host is to blame, so nothing is counted against them."""
+
+    kind = "proxy_error"
+
+    def __init__(self, message: str, url: str = "", *, wait_ms: int = 0) -> None:
+        super().__init__(message, url)
+        self.wait_ms = wait_ms
+        """Until another try makes sense."""
+
+
+class ProxyRefused(FetchError):
+    """The proxy works, and does not let us through to this host."""
+
+    kind = "proxy_refused"
     is_retryable = False
 
 

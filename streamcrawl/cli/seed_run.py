@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.fleet import LINE_S, Showing
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, check_memory, check_output, merged_scope, new_sink, seeds_state
+from streamcrawl.cli.opening import (
+    SEEDS_FOR_SCOPE_MAX,
+    check_memory,
+    check_output,
+    merged_scope,
+    new_sink,
+    seeds_state,
+    settings_of_new_crawl,
+)
 from streamcrawl.cli.options import write
 from streamcrawl.cli.running import Stored, read_state, read_stored
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES, crawl_store, embedded_names, existing_store
@@ -29,7 +38,7 @@ from streamcrawl.cli.worker_run import compare_given
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number
-from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, make_settings
+from streamcrawl.settings import Given, check_name, make_settings
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
@@ -207,7 +216,8 @@ class _Seeding:
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options
-        settings = make_settings(options.name, options.settings)
+        own = settings_of_new_crawl(options.settings)
+        settings = make_settings(options.name, {**options.settings, **own})
         check_memory(store, settings)
         sink = new_sink(options.output, options.name, is_new=True)
         head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
@@ -220,14 +230,15 @@ class _Seeding:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
-        given = {name: one for name, one in options.settings.items() if CLASSES[name][0] is not SettingClass.LOCAL}
-        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(given))
+        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(own))
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
         state = await seeds_state(scope, settings, None)
         stored = Stored(scope=state, sinks={sink.name: sink.path}, machine=socket.gethostname())
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
             self.tell(f"crawl {options.name} begun, into {sink.path}")
+            if contact.is_missing(settings, state):
+                self.log(contact.MISSING)
         return crawl, settings
 
     # -- while it runs

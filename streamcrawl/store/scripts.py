@@ -33,8 +33,8 @@ def _read(name: str) -> str:
 
 @cache
 def source(name: str) -> str:
-    """Return the text of `lua/<name>.lua` with its fragments in place."""
-    return _INCLUDE.sub(lambda match: _read(match[1]), _read(name))
+    """Return the text of `lua/<name>.lua` with its fragments in place, and theirs."""
+    return _INCLUDE.sub(lambda match: source(match[1]), _read(name))
 
 
 @cache
@@ -43,10 +43,10 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
-def script_names() -> list[str]:
-    """Return the names of all scripts, fragments left out, sorted."""
+def script_names(*, of_queues: bool = False) -> list[str]:
+    """Return the names of all scripts of crawls, or of queues by themselves; sorted, fragments left out."""
     names = (entry.name.removesuffix(".lua") for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
-    return sorted(name for name in names if not name.startswith("_"))
+    return sorted(name for name in names if name[0] != "_" and name.startswith("queue_") == of_queues)
 
 
 class Scripts:

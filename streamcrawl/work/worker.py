@@ -71,7 +71,7 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope)) as fetcher:
+    async with Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -141,6 +141,7 @@ async def run_worker(child: Child) -> None:
             hurry = _start(_hurry(child, slots), "hurry")
             await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
             hurry.cancel()
+            await work.addresses.close()
             for shard in shards:
                 shard.offers.stop()
                 shard.commit.stop(give_up=True)

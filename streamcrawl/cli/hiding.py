@@ -1,4 +1,6 @@
-"""Keeps a password that was typed in `--redis URL` out of the list of processes, which everybody on a machine can read.
+"""Keeps a password that was typed in the URL of a Redis or a database out of the list of processes.
+
+Everybody on a machine can read that.
 
 The command starts itself once more, in the same process: with `***` for the password in its arguments, and the whole
 URL in its environment, which only its own user can read, until it has read it. For the moment before that, and for the
@@ -15,11 +17,13 @@ from contextlib import suppress
 from typing import Final
 
 _VARIABLE: Final = "_STREAMCRAWL_HIDDEN"
-_URL: Final = re.compile(r"(--redis=)?(rediss?(\+sentinel)?|unix)://", re.IGNORECASE)
+_URL: Final = re.compile(
+    r"(--redis=|--output=|-o=?)?((?:rediss?(?:\+sentinel)?|unix|postgres(?:ql)?)://.*)", re.IGNORECASE | re.DOTALL
+)
 
 
 def hide_passwords() -> None:
-    """Start the command again when an argument has a password of Redis in it: then `sys.argv` has it, and `ps` not."""
+    """Start the command again when an argument has such a password in it: then `sys.argv` has it, and `ps` not."""
     hidden: list[str] = json.loads(os.environ.pop(_VARIABLE, "[]"))
     suspects = [word for word in sys.argv[1:] if _URL.match(word)]
     if not suspects:
@@ -27,8 +31,8 @@ def hide_passwords() -> None:
     from streamcrawl.store.connection import redacted  # redis-py, which --help does not wait for
 
     def shown(word: str) -> str:
-        option = "--redis=" if word.startswith("--redis=") else ""
-        return option + redacted(word.removeprefix(option))
+        match = _URL.fullmatch(word)
+        return word if match is None else (match[1] or "") + redacted(match[2])
 
     if hidden:
         for word in hidden:

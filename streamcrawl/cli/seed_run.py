@@ -21,7 +21,15 @@ import click
 import msgspec
 
 from streamcrawl.cli.fleet import LINE_S, Showing
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, check_memory, check_output, merged_scope, new_sink, seeds_state
+from streamcrawl.cli.opening import (
+    SEEDS_FOR_SCOPE_MAX,
+    check_databases,
+    check_memory,
+    check_outputs,
+    merged_scope,
+    new_sinks,
+    seeds_state,
+)
 from streamcrawl.cli.options import write
 from streamcrawl.cli.running import Stored, read_state, read_stored
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES, crawl_store, embedded_names, existing_store
@@ -30,6 +38,7 @@ from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, make_settings
+from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
@@ -56,7 +65,7 @@ class SeedOptions:
     name: str
     path: str
     redis_url: str | None = None
-    output: str | None = None
+    outputs: tuple[str, ...] = ()
     creates: bool = False
     keeps_open: bool = False
     is_json: bool = False
@@ -75,7 +84,7 @@ def seed(options: SeedOptions) -> ExitCode:
     """
     check_name(options.name)
     if options.creates:
-        check_output(options.output)
+        check_outputs(options.outputs)
     if options.path != STDIN:
         try:
             with open(options.path, "rb"):
@@ -179,8 +188,8 @@ class _Seeding:
         if is_new:
             return await self._create(store, lines)
         stored = read_stored(state)
-        if options.output is not None and stored is not None:
-            self._tell_of_output(options.output, list(stored.sinks.values()))
+        if stored is not None:
+            self._tell_of_outputs(list(stored.sinks.values()))
         await upgrade_crawl(store.client, options.name, is_alone=store.embedded is not None, log=self.log)
         crawl = await join_crawl(store.client, options.name)
         settings = settings_of(crawl, options.name, (await read_tuned(crawl)).given)
@@ -190,15 +199,18 @@ class _Seeding:
                 await store.client.config_set("maxmemory", settings.memory_max_bytes or MEMORY_DEFAULT_BYTES)
         return crawl, settings
 
-    def _tell_of_output(self, given: str, paths: list[str]) -> None:
-        if os.path.abspath(given) not in paths:
-            self.log(f"-o {given} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
+    def _tell_of_outputs(self, paths: list[str]) -> None:
+        for given in self._options.outputs:
+            place = read_target(given).place
+            if place not in paths:
+                self.log(f"-o {place} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options
         settings = make_settings(options.name, options.settings)
         check_memory(store, settings)
-        sink = new_sink(options.output, options.name, is_new=True)
+        sinks = new_sinks(options.outputs, options.name, settings, is_new=True)
+        await check_databases(sinks)
         head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
         if not any(seed_url(line.text)[0] for line in head):
             for line in head[:COMPLAINTS_MAX]:
@@ -210,13 +222,15 @@ class _Seeding:
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
         given = {name: one for name, one in options.settings.items() if CLASSES[name][0] is not SettingClass.LOCAL}
-        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(given))
+        crawl, is_new = await open_crawl(
+            store.client, settings, sinks=[sink.name for sink in sinks], given=encode_given(given)
+        )
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
         state = await seeds_state(scope, settings, None)
-        stored = Stored(scope=state, sinks={sink.name: sink.path}, machine=socket.gethostname())
+        stored = Stored(scope=state, sinks={sink.name: sink.path for sink in sinks}, machine=socket.gethostname())
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
-            self.tell(f"crawl {options.name} begun, into {sink.path}")
+            self.tell(f"crawl {options.name} begun, into {', '.join(sink.path for sink in sinks)}")
         return crawl, settings
 
     # -- while it runs

@@ -239,6 +239,7 @@ async def read_body(
     enough: int | None = None,
     rate_min: int = 0,
     patience_s: float = 0.0,
+    wire_to: list[bytes] | None = None,
 ) -> bytes:
     """Return the whole decoded body. Errors of aiohttp's reader pass.
 
@@ -250,6 +251,7 @@ async def read_body(
         enough: With so many decoded bytes it ends, whatever follows them; at least STEP_BYTES * 2 less than `size_max`.
         rate_min: Least bytes a second on the wire, from now to each moment; 0 for no such limit.
         patience_s: How long `rate_min` is not asked for.
+        wire_to: Gets what came over the wire, before it is inflated; as bounded as that is.
 
     Raises:
         BodyTooLarge: it has more than `size_max` bytes.
@@ -261,6 +263,8 @@ async def read_body(
         body = content.read_nowait()
         if len(body) > size_max:
             raise too_large(size_max, url)
+        if wire_to is not None:
+            wire_to.append(body)
         return body[:enough]
     decoder = Decoder(codings, size_max, url) if codings else None
     wire_max = size_max + WIRE_SPARE_BYTES if codings else size_max
@@ -271,6 +275,8 @@ async def read_body(
         wire += len(block)
         if wire > wire_max:
             raise too_large(size_max, url)
+        if wire_to is not None:
+            wire_to.append(block)
         if decoder is None:
             pieces.append(block)
             size += len(block)

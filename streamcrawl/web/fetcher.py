@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -58,6 +59,7 @@ from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
 from streamcrawl.web.dns import Resolver
+from streamcrawl.web.exchange import Exchange
 
 if TYPE_CHECKING:
     import asyncio
@@ -91,6 +93,8 @@ KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
 thousands of hosts would run out of file descriptors."""
 
+_UNDONE: Final = {b"transfer-encoding": b"X-Crawl-Transfer-Encoding"}
+"""What an archive calls a header whose coding the connection has undone: its payload has none any more."""
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\n", re.IGNORECASE)
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
@@ -119,6 +123,8 @@ class Answer:
     """`time.monotonic()` when the last byte had come: the host's delay counts from here."""
     retry_after: str | None
     """The header as it came; rules/politeness.py reads it."""
+    exchange: Exchange | None = None
+    """What went over the wire, where an archive wants it."""
 
 
 class ContentType(NamedTuple):
@@ -133,8 +139,14 @@ class _StaleConnection(Exception):
 class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
-    def __init__(self, settings: Settings, *, inside: Inside | None = None) -> None:
-        """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow)."""
+    def __init__(self, settings: Settings, *, inside: Inside | None = None, is_archiving: bool = False) -> None:
+        """Prepare the pool.
+
+        Args:
+            inside: What may be reached beyond the public internet; None: what the settings allow.
+            is_archiving: Answers come with their `exchange`; bodies are in memory twice then.
+        """
+        self._is_archiving = is_archiving
         self._settings = settings
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._guard = AddressGuard(settings, inside or Inside())
@@ -227,6 +239,8 @@ class Fetcher:
             headers = CIMultiDict(headers or ())
             headers.update(self._headers.of(split_url(url)[0]))
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
+        wire: list[bytes] | None = [] if self._is_archiving else None
+        began_at = datetime.now(UTC) if wire is not None else None
         started = monotonic()
         is_repeated = False
         while True:
@@ -261,10 +275,10 @@ class Fetcher:
                 raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
                 location = _location(response, url)
-                body = await self._read_redirect_body(response, url)
+                body = await self._read_redirect_body(response, url, wire)
             else:
                 location = None
-                body = await self._read_body(response, url, body_max, is_cut=is_cut)
+                body = await self._read_body(response, url, body_max, is_cut=is_cut, wire=wire)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -283,9 +297,33 @@ class Fetcher:
             elapsed_ms=round((ended - started) * 1000),
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
+            exchange=None if wire is None or began_at is None else self._exchange(response, url, began_at, wire),
         )
 
-    async def _read_body(self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool) -> bytes:
+    def _exchange(self, response: ClientResponse, url: str, began_at: datetime, wire: list[bytes]) -> Exchange:
+        """Return what went over the wire, but for what nobody may see."""
+        secrets = {name.lower() for name in self._headers.of(split_url(url)[0])}
+        request = response.request_info
+        sent = [f"{response.method} {request.url.raw_path_qs} HTTP/1.1"]
+        sent += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() not in secrets]
+        version = response.version
+        line = f"HTTP/{version.major}.{version.minor}" if version is not None else "HTTP/1.1"
+        head = [f"{line} {response.status} {response.reason or ''}".encode("utf-8", "surrogateescape")]
+        for name, value in response.raw_headers:
+            head.append(b"%b: %b" % (_UNDONE.get(name.lower(), name), value))
+        return Exchange(
+            url=url,
+            began_at=began_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            address=response.address if isinstance(response, _Response) else "",
+            request="\r\n".join([*sent, "", ""]).encode("utf-8", "surrogateescape"),
+            head=b"\r\n".join([*head, b"", b""]),
+            body=b"".join(wire),
+            status=response.status,
+        )
+
+    async def _read_body(
+        self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool, wire: list[bytes] | None
+    ) -> bytes:
         """Return the whole decoded body, or of a longer one the beginning, where that will do.
 
         Raises:
@@ -297,29 +335,45 @@ class Fetcher:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
         try:
             if not is_cut:
-                return await self._read(response, codings, body_max, url)
-            body = await self._read(response, codings, 2 * body_max, url, enough=body_max)
+                return await self._read(response, codings, body_max, url, wire)
+            body = await self._read(response, codings, 2 * body_max, url, wire, enough=body_max)
             if len(body) == body_max:
                 response.close()
             return body
         except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
             raise fetch_error(error, url, is_unanswered=False) from error
 
-    async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
+    async def _read_redirect_body(self, response: ClientResponse, url: str, wire: list[bytes] | None) -> bytes:
         """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
         try:
-            return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
+            return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url, wire)
         except (FetchError, client_exceptions.ClientError, HttpProcessingError, OSError):
             response.close()
+            if wire is not None:
+                wire.clear()
             return b""
 
     async def _read(
-        self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str, *, enough: int | None = None
+        self,
+        response: ClientResponse,
+        codings: tuple[str, ...],
+        size_max: int,
+        url: str,
+        wire: list[bytes] | None,
+        *,
+        enough: int | None = None,
     ) -> bytes:
         settings = self._settings
         rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
         return await read_body(
-            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s
+            response.content,
+            codings,
+            size_max,
+            url,
+            enough=enough,
+            rate_min=rate_min,
+            patience_s=patience_s,
+            wire_to=wire,
         )
 
 
@@ -559,8 +613,14 @@ def _is_within_length(data: bytes, end: int) -> bool:
 class _Response(ClientResponse):
     """aiohttp's response, whose errors until the end of the head are mapped while the connection is still known."""
 
+    address = ""
+    """Of the server; the connection is another's as soon as the body has come."""
+
     async def start(self, connection: Connection) -> ClientResponse:
         handler = connection.protocol
+        peer = None if connection.transport is None else connection.transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.address = peer[0]
         assert isinstance(handler, _Handler)
         handler.is_answering = False
         try:

@@ -44,6 +44,7 @@ from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_
 from streamcrawl.rules.traps import Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
@@ -154,7 +155,9 @@ class PageWork:
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
-        self._sinks = sinks
+        self._sinks = [sink for sink in sinks if not is_archive(sink)]
+        self._archives = [sink for sink in sinks if is_archive(sink)]
+        """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
         self._form = Canonicalizer.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
@@ -310,12 +313,15 @@ class PageWork:
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
         url, hops = task.url, []
+        wire: list[Exchange] = []
         answer: Answer | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
             try:
                 answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
+                if answer.exchange is not None:
+                    wire.append(answer.exchange)
                 if answer.location is None:
                     break
                 hops.append(url)
@@ -332,7 +338,7 @@ class PageWork:
                 return self._failed(entry, task, error)
             host, path = split_url(url)
             if host != task.host:
-                return self._redirected(entry, task, answer, host, path, hops)
+                return self._archived(self._redirected(entry, task, answer, host, path, hops), wire)
             if not rules.allows(url):
                 return self._drop(entry, task, DropReason.ROBOTS, answer)
             self._board.rest(index)
@@ -344,7 +350,15 @@ class PageWork:
             elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
-        return await self._answered(entry, task, index, answer, hops)
+        return self._archived(await self._answered(entry, task, index, answer, hops), wire)
+
+    def _archived(self, ending: Ending, wire: list[Exchange]) -> Ending:
+        """Give the archives what a page or a redirect is made of; another try of it will bring its own."""
+        commit = ending.commit
+        if commit is not None and self._archives and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED):
+            item = encode_exchanges(wire)
+            commit.items = [*commit.items, *(part for sink in self._archives for part in (sink, item))]
+        return ending
 
     async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
         decision = decide_status(

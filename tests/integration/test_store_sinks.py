@@ -21,10 +21,11 @@ class Sink:
         self.lab, self.consumer = lab, consumer
         self.writer = self.offset = 0
         self.read_ids: list[str] = []
+        self.read_bytes = 0
 
     async def open(self) -> str:
-        word, self.writer, self.offset = await self.lab.frontier.sink_open("out", self.consumer, lease_ms=LEASE_MS)
-        self.read_ids = []
+        word, self.writer, self.offset, _ = await self.lab.frontier.sink_open("out", self.consumer, lease_ms=LEASE_MS)
+        self.read_ids, self.read_bytes = [], 0
         return word
 
     async def beat(self, slots: int = 0) -> list[str]:
@@ -37,15 +38,21 @@ class Sink:
         answer: Any = await self.lab.client.xreadgroup(GROUP, self.consumer, {stream: ">"}, count=count)
         rows = answer[0][1] if answer else []
         self.read_ids += [entry_id.decode() for entry_id, _ in rows]
+        self.read_bytes += sum(len(fields[b"item"]) for _, fields in rows)
         return [fields[b"item"] for _, fields in rows]
 
     async def commit(self, *, size: int = 10) -> tuple[str, Any]:
         answer = await self.lab.frontier.sink_commit(
-            "out", writer=self.writer, expected=self.offset, offset=self.offset + size, entry_ids=self.read_ids
+            "out",
+            writer=self.writer,
+            expected=self.offset,
+            offset=self.offset + size,
+            entry_ids=self.read_ids,
+            size=self.read_bytes,
         )
         if answer[0] == "DONE":
             self.offset += size
-            self.read_ids = []
+            self.read_ids, self.read_bytes = [], 0
         return answer
 
 
@@ -117,6 +124,7 @@ async def test_a_batch_with_one_lost_record_is_not_written_at_all(open_lab: Open
     answer, changed = await lab.changes(sink.commit())
     assert (answer, changed) == (("LEASE_LOST", [lost]), {})
     sink.read_ids.remove(lost)
+    sink.read_bytes -= 1
     assert await sink.read() == [b"b"]
     assert await sink.commit() == ("DONE", None)
 

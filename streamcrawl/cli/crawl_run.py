@@ -40,6 +40,7 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
@@ -105,7 +106,8 @@ def crawl(options: CrawlOptions) -> ExitCode:
     _check(options)
     run = _Crawl(options)
     try:
-        return asyncio.run(run.run())
+        with early_nursery():
+            return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED

@@ -19,6 +19,7 @@ from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def work(
     HostHeaders(settings.headers, settings.auth)
     worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
     try:
-        return asyncio.run(worker.run(redis_url))
+        with early_nursery():
+            return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED

@@ -201,15 +201,21 @@ async def until(is_true: Callable[[], bool], what: str, within_s: float = 30) ->
         await asyncio.sleep(0.005)
 
 
-async def kill_children(run: CrawlRun, *, seed: int, most: int, every_s: tuple[float, float] = (0.3, 0.8)) -> int:
-    """Kill one fetch child after the other with SIGKILL, at most so many, until the crawl ends; return how many."""
+async def kill_children(run: CrawlRun, *, seed: int, most: int) -> int:
+    """Kill one fetch child after the other with SIGKILL, at most so many, until the crawl ends; return how many.
+
+    A kill takes half a second at most, so a test that counts on n of them has to see to it, by a delay or a latency,
+    that its crawl cannot end within n seconds, however quick the machine is.
+    """
     dice, killed = random.Random(seed), 0
     while run.is_running and killed < most:
-        await run.end_or(dice.uniform(*every_s))
-        busy = [child for child in run.workers() if child.is_alive and child.busy]
-        if busy:
-            dice.choice(busy).kill()
-            killed += 1
+        await run.end_or(dice.uniform(0.2, 0.4))
+        while run.is_running:
+            if busy := [child for child in run.workers() if child.is_alive and child.busy]:
+                dice.choice(busy).kill()
+                killed += 1
+                break
+            await asyncio.sleep(0.005)
     return killed
 
 

@@ -23,8 +23,9 @@ async def test_pages_max_is_exact_and_can_be_raised(redis_server: RedisServer, c
         hosts=20, pages_per_host=40, links=10, flaky=0.2, redirect_within=0.1, redirect_across=0.1, latency_ms=50
     )
     with SiteProcess(spec) as site:
+        # 25 pages of each host, 50 ms long and 50 ms apart: 2.5 s at least, in which two children are surely killed.
         async with crawling(
-            redis_server.url, crawl_name, [site.seed_url], output=output, processes=4, pages_max=500
+            redis_server.url, crawl_name, [site.seed_url], output=output, processes=4, pages_max=500, delay_ms=50
         ) as run:
             killed = await kill_children(run, seed=3, most=6)
             assert await run.word() == "LIMIT"

@@ -53,7 +53,7 @@ async def test_cap_1_holds_while_workers_are_killed(redis_server: RedisServer, c
             killed = await kill_children(run, seed=1, most=8)
             assert await run.word() == "ENDED"
             await run.check()
-            assert killed >= 4
+            assert killed >= 2
             assert violations(site.requests(), cap=1, delay_ms=DELAY_MS) == []
 
 
@@ -66,7 +66,7 @@ async def test_cap_3_holds_with_fewer_slots_than_tasks(redis_server: RedisServer
             killed = await kill_children(run, seed=2, most=kills)
             assert await run.word() == "ENDED"
             await run.check()
-            assert killed >= min(kills, 3)
+            assert killed >= min(kills, 2)
             assert violations(site.requests(), cap=3, delay_ms=DELAY_MS) == []
 
 

@@ -40,7 +40,7 @@ async def test_cap_3_holds_on_forty_hosts_with_busy_slots(
             killed = await kill_children(run, seed=5, most=kills)
             assert await run.word() == "ENDED"
             await run.check()
-        assert killed >= min(kills, 3)
+        assert killed >= min(kills, 3)  # 200 pages of 0.9 s in 48 slots: 3.7 s at least
         requests = site.requests()
         hosts = by_host(requests)
         assert len(hosts) == HOSTS

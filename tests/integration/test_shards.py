@@ -88,8 +88,9 @@ async def test_killed_workers_of_several_shards_lose_nothing(
     output = tmp_path / "pages.jsonl"
     with SiteProcess(SPEC) as site:
         async with crawling(
-            redis_server.url, crawl_name, [site.seed_url], output=output, shards=4, processes=2, delay_ms=5
+            redis_server.url, crawl_name, [site.seed_url], output=output, shards=4, processes=2, delay_ms=100
         ) as run:
+            # 40 pages a host, 100 ms apart: four seconds at least, in which two children are surely caught at work.
             assert await kill_children(run, seed=1, most=6) > 1
             assert await run.word() == "ENDED"
             await run.check()

@@ -260,7 +260,7 @@ class FileOutput:
         self._lock_wait_s = lock_wait_s
         self._part = 0
         self._start = 0
-        self._began_at: float | None = None
+        self.began_at: float | None = None
         """When this part got its first record, by time.monotonic(); after a restart, when it was resumed."""
         self._file: LockedFile | None = None
         if parts.is_in_place:
@@ -284,9 +284,9 @@ class FileOutput:
         return await asyncio.to_thread(self._append, records)
 
     def is_due(self) -> bool:
-        if self._began_at is None:
+        if self.began_at is None:
             return False
-        age_ms = (time.monotonic() - self._began_at) * 1000
+        age_ms = (time.monotonic() - self.began_at) * 1000
         size_max, age_max_ms = self._rotation
         return (size_max is not None and self.file.offset >= size_max) or (
             age_max_ms is not None and age_ms >= age_max_ms
@@ -314,7 +314,7 @@ class FileOutput:
             self._take_part(mark)
         self.file.resume(mark.offset - mark.start, self._form)
         self._form.begin(self.file, self.file.offset)
-        self._began_at = time.monotonic() if self.file.offset else None
+        self.began_at = time.monotonic() if self.file.offset else None
 
     def _take_part(self, mark: Mark) -> None:
         """Open the part of a mark, finish those before it, and take back those behind it."""
@@ -336,8 +336,8 @@ class FileOutput:
     def _append(self, records: Sequence[bytes]) -> Mark:
         self.file.write(self._form.encode(records, self.file.offset))
         self._form.written()
-        if self._began_at is None and self.file.offset:
-            self._began_at = time.monotonic()
+        if self.began_at is None and self.file.offset:
+            self.began_at = time.monotonic()
         return self.mark
 
 

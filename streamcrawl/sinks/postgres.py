@@ -211,12 +211,18 @@ def _clean(value: Any) -> Any:
 
 
 def without_password(url: str) -> str:
-    """Return the URL of a database as it may be stored and shown."""
+    """Return the URL of a database as it may be stored and shown.
+
+    Raises:
+        ValueError: part of a password may stand where no password is expected.
+    """
     parts = urlsplit(url)
+    if "#" in url or "@" in parts.path:
+        raise ValueError("write / ? # and @ of a user name or password as %2F %3F %23 and %40")
     user, at, place = parts.netloc.rpartition("@")
     query = urlencode([pair for pair in parse_qsl(parts.query) if pair[0] not in ("password", "sslpassword")])
     name = quote(unquote(user.partition(":")[0]), safe="")
-    return parts._replace(netloc=f"{name}{at}{place}", query=query).geturl()
+    return f"{parts.scheme}://{name}{at}{place}{parts.path}" + f"?{query}" * bool(query)
 
 
 def _one_line(error: BaseException) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CONNECT_S: Final = 10.0
 COMMAND_S: Final = 60.0
 """For one batch; a server that takes longer counts as away."""
+_PASSWORD_HINT: Final = "; a password is not kept: give the same -o again with it, or PGPASSWORD, or ~/.pgpass"
 STAGING: Final = "streamcrawl_staging_"
 _TABLES: Final = tables(
     {int: "bigint", float: "double precision", bool: "boolean", str: "text", list: "text[]", dict: "jsonb"},
@@ -103,7 +104,8 @@ class PostgresOutput:
         except asyncpg.PostgresError as error:
             await self.close()
             kind = SinkWaits if str(error.sqlstate).startswith(_MENDS) else SinkError
-            raise kind(f"{self.target}: {_one_line(error)}", stage="sink") from error
+            hint = _PASSWORD_HINT if str(error.sqlstate).startswith("28") else ""
+            raise kind(f"{self.target}: {_one_line(error)}{hint}", stage="sink") from error
         except (OSError, asyncpg.InterfaceError, TimeoutError) as error:
             await self.close()
             raise SinkWaits(f"{self.target}: {_one_line(error)}", stage="sink") from error

@@ -331,7 +331,7 @@ class PageWork:
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
             except BlockedAddress:
-                return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
+                return self._archived(self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer), wire)
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
@@ -340,7 +340,7 @@ class PageWork:
             if host != task.host:
                 return self._archived(self._redirected(entry, task, answer, host, path, hops), wire)
             if not rules.allows(url):
-                return self._drop(entry, task, DropReason.ROBOTS, answer)
+                return self._archived(self._drop(entry, task, DropReason.ROBOTS, answer), wire)
             self._board.rest(index)
             # A hop is a fetch like any other: the host's delay counts from the end of the one before.
             if not pace.must_ask:
@@ -353,9 +353,9 @@ class PageWork:
         return self._archived(await self._answered(entry, task, index, answer, hops), wire)
 
     def _archived(self, ending: Ending, wire: list[Exchange]) -> Ending:
-        """Give the archives what a page or a redirect is made of; another try of it will bring its own."""
+        """Give the archives what a page or a redirect is made of; another try of it would bring its own."""
         commit = ending.commit
-        if commit is not None and self._archives and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED):
+        if commit is not None and wire and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED, Outcome.DROPPED):
             item = encode_exchanges(wire)
             commit.items = [*commit.items, *(part for sink in self._archives for part in (sink, item))]
         return ending

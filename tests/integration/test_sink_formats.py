@@ -231,6 +231,23 @@ async def test_sink_killed_anywhere_leaves_each_record_once(
     assert sum(name.startswith("pages-0000") for name in names) > 1 or not case.settings
 
 
+async def test_end_that_was_killed_while_a_file_was_made_is_done_by_the_next(
+    sink_lab: Lab, store_server: RedisServer, tmp_path: Path
+) -> None:
+    await produce(sink_lab, BATCH, record=page_of)
+    target = tmp_path / "pages.parquet"
+    async with SinkProcess(store_server.url, sink_lab, target, "s1", "mid_finish", 1) as process:
+        await until_said(process, b"ready")
+        await until_empty(sink_lab, asyncio.ensure_future(process.wait()))
+        process.send_signal(signal.SIGUSR2)
+        assert await process.wait() == -signal.SIGKILL
+    assert "pages.parquet" not in os.listdir(tmp_path)
+    # Nothing is left to write: it ends at once, before it would have opened its output.
+    await end(sink_lab, store_server, str(target))
+    assert os.listdir(tmp_path) == ["pages.parquet"]
+    assert sorted(of_parquet(tmp_path)) == urls(BATCH)
+
+
 async def test_sink_of_postgres_killed_anywhere_leaves_each_row_once(
     sink_lab: Lab, store_server: RedisServer, database: str
 ) -> None:

@@ -453,26 +453,27 @@ class Frontier:
     async def wait_durable(self, timeout_ms: int) -> bool:
         """Wait until all that was written before is on the server's disk; False when it is not after `timeout_ms`.
 
-        A server that keeps no append-only file has nothing to wait for. One that is older than WAITAOF (Redis 7.2)
-        syncs every second, and is given two.
+        Its replicas are given as long to get it. A server that keeps no append-only file has nothing to wait for. One
+        that is older than WAITAOF (Redis 7.2) syncs every second, and is given two.
         """
-        pipe: Any = self.client.pipeline(transaction=False)
-        # WAITAOF goes by the last write of its own connection; each script writes the clock.
-        pipe.execute_command("EVAL", source("control"), 1, self.keys.state, self.epoch, _PACK([]))
-        pipe.execute_command("WAITAOF", 1, 0, timeout_ms)
         with mapped_errors():
-            written, synced = await pipe.execute(raise_on_error=False)
-            if isinstance(written, Exception):
-                raise written
-        if isinstance(synced, ResponseError):
-            with mapped_errors():
-                persistence: Any = await self.client.info("persistence")
-            if persistence.get("aof_enabled"):
-                await asyncio.sleep(SYNCED_AFTER_S)
-            return True
-        if isinstance(synced, Exception):
-            raise map_error(synced) from synced
-        return bool(synced[0])
+            info: Any = await self.client.info("replication")
+            pipe: Any = self.client.pipeline(transaction=False)
+            # Both go by the last write of their own connection; each script writes the clock.
+            pipe.execute_command("EVAL", source("control"), 1, self.keys.state, self.epoch, _PACK([]))
+            pipe.execute_command("WAIT", info.get("connected_slaves", 0), timeout_ms)
+            pipe.execute_command("WAITAOF", 1, 0, timeout_ms)
+            answers = await pipe.execute(raise_on_error=False)
+            synced = answers[-1]
+            for answer in answers:
+                if isinstance(answer, Exception) and (answer is not synced or not isinstance(answer, ResponseError)):
+                    raise answer
+            if not isinstance(synced, ResponseError):
+                return bool(synced[0])
+            persistence: Any = await self.client.info("persistence")
+        if persistence.get("aof_enabled"):
+            await asyncio.sleep(SYNCED_AFTER_S)
+        return True
 
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""

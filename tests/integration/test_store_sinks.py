@@ -220,3 +220,44 @@ async def test_two_sinks_get_each_record_and_throttle_by_themselves(open_lab: Op
     [held] = await lab.take()
     await lab.end(held, items=("log", "x"))
     assert (await lab.snapshot())["state"]["throttled"] == "log"
+
+
+async def test_mark_by_bytes_stops_dispatch_as_the_one_by_count_does(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"], sink_max_bytes=1_000_000)
+    sink = Sink(lab, "s1")
+    await sink.open()
+
+    async def flag() -> bytes | None:
+        value: bytes | None = await lab.client.hget(lab.keys.state, "throttled")
+        return value
+
+    await lab.offer(*(f"http://h{n}.test/" for n in range(2)))
+    first, second = await lab.take()
+    await lab.end(first, items=("out", "a" * 500_000))
+    assert await flag() is None
+    await sink.read()
+    await lab.end(second, items=("out", "b" * 350_000))
+    assert await flag() == b"out"
+    assert (await lab.frontier.dispatch(1)).word == "THROTTLED"
+    assert await sink.commit() == ("DONE", None)
+    # What is left is more than a fifth.
+    assert await flag() == b"out"
+    await sink.read()
+    assert await sink.commit() == ("DONE", None)
+    assert await flag() is None
+
+
+async def test_bytes_that_nobody_counted_are_forgotten_with_the_last_record(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    sink = Sink(lab, "s1")
+    await sink.open()
+    await record(lab, "a", "b")
+    await sink.read(1)
+    sink.read_bytes = 0
+    await lab.client.hincrby(lab.keys.totals, "out.bytes", 5)
+    assert await sink.commit() == ("DONE", None)
+    assert int(await lab.client.hget(lab.keys.totals, "out.bytes")) == 7
+    await sink.read(1)
+    sink.read_bytes = 100
+    assert await sink.commit() == ("DONE", None)
+    assert int(await lab.client.hget(lab.keys.totals, "out.bytes")) == 0

@@ -41,6 +41,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
+    "sink_max_bytes": (10_000_000, 20_000_000, 1 << 30),
+    "rotate_size_bytes": (10_000, 20_000, 1 << 30),
 }
 """Three values of a setting that is no plain number, none of them the default where there are so many."""
 SECRET = "hunter2"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -313,3 +315,32 @@ async def test_database_that_does_not_take_us_is_one_line_without_the_password(d
             await check_database(read_target(wrong))
         assert "hunter" not in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_full_disk_leaves_the_journal_and_nothing_half_made(tmp_path: Path) -> None:
+    code = """
+import resource, sys
+from pathlib import Path
+from streamcrawl.sinks.files import Parts
+from streamcrawl.sinks.output import SinkDiskFull
+from streamcrawl.sinks.parquet import convert
+path = Path(sys.argv[1])
+parts = Parts(path, ".parquet", convert=convert)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try:
+    parts.settle(1)
+except SinkDiskFull as error:
+    print(error)
+assert [file.name for file in path.parent.iterdir()] == ["a.parquet.part"]
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+parts.settle(1)
+"""
+    items = [b'{"n":%d,"text":"%x"}' % (n, n**40) for n in range(1000)]
+    (tmp_path / "a.parquet.part").write_bytes(b"\n".join(items) + b"\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a.parquet")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert names(tmp_path) == ["a.parquet"]
+    assert pq.read_table(tmp_path / "a.parquet")["n"].to_pylist() == list(range(1000))

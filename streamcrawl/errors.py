@@ -9,6 +9,7 @@ they enter (web/fetcher.py, store/connection.py).
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -54,6 +55,14 @@ class StoreIncompatible(StoreError):
 
 class CrawlGone(StoreError):
     """The crawl was deleted or started afresh: this worker's epoch is over. It exits and writes nothing."""
+
+
+class QueueGone(StoreError):
+    """The TaskQueue was deleted, or its Redis flushed: this object of it is over."""
+
+
+class QueueClosed(StreamcrawlError):
+    """A put after `close()`; or a get after it, once all that was accepted is settled: the consumer ends."""
 
 
 class LeaseLost(StreamcrawlError):
@@ -102,6 +111,15 @@ class TlsError(FetchError):
 
     kind = "tls"
     is_unanswered = True
+
+    CERTIFICATE_KINDS: ClassVar = (
+        "tls_expired",
+        "tls_not_yet_valid",
+        "tls_self_signed",
+        "tls_unknown_authority",
+        "tls_wrong_host",
+    )
+    """What may be wrong with a certificate, beside `tls` for anything else."""
 
     def __init__(self, message: str, url: str = "", *, kind: str = "tls") -> None:
         super().__init__(message, url)
@@ -169,6 +187,17 @@ class ProtocolError(FetchError):
     """What came back is not HTTP, or its encoding is broken."""
 
     kind = "protocol"
+
+
+def fetch_error_kinds() -> tuple[str, ...]:
+    """Return every `kind` that a FetchError can have, sorted: the closed set that metrics count by."""
+    kinds = {*TlsError.CERTIFICATE_KINDS}
+    classes: list[type[FetchError]] = [FetchError]
+    while classes:
+        error = classes.pop()
+        kinds.add(error.kind)
+        classes += error.__subclasses__()
+    return tuple(sorted(kinds))
 
 
 class StageError(StreamcrawlError):

@@ -146,6 +146,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
     """From the first SIGTERM until what still runs is handed back."""
+    metrics_port: int | None = None
+    """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
+    metrics_host: str = "127.0.0.1"
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 
@@ -250,6 +253,8 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "auth": (_LOCAL, "passwords are not kept in Redis"),
     "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
+    "metrics_port": (_LOCAL, "a port of this machine"),
+    "metrics_host": (_LOCAL, "an address of this machine"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
@@ -285,6 +290,7 @@ _OPTION_OF: Final = {
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
     "redis": str, "name": str, "output": str, "seeds": str, "json": bool, "quiet": bool, "debug": bool,
+    "log_format": str, "log_level": str, "exporter_port": str, "exporter_host": str,
 }  # fmt: skip
 """What a settings file may say besides settings: options of commands that have an environment variable too."""
 
@@ -665,7 +671,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
-    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
+    "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
 }  # fmt: skip
@@ -675,6 +682,7 @@ _AT_MOST: Final[dict[str, int]] = {
     "processes": 1024,
     "concurrency": 10_000,
     "host_concurrency": 10_000,
+    "metrics_port": 65_535,
     # Every worker reads every shard, and each audit, count and end asks all of them.
     "shards": 256,
 }

@@ -20,6 +20,8 @@ from streamcrawl.cli.options import (
     config_option,
     debug_option,
     guarded,
+    log_options,
+    metrics_options,
     redis_option,
 )
 from streamcrawl.settings import ENVIRONMENT_PREFIX, variable_of
@@ -36,6 +38,7 @@ FETCHING: Final = "Fetching"
 PLACE: Final = "Where it runs"
 AGAIN: Final = "Again"
 BOUNDS: Final = "Bounds"
+WATCHING: Final = "Watching it"
 
 
 def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
@@ -362,6 +365,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Memory of Redis; the crawl stops at 80 % of it (exit code 3). Default: 1GB for the private server; with "
     "--redis the maxmemory of that server, which must be set if this is not.",
 )
+@metrics_options(group=WATCHING)
+@log_options(group=WATCHING)
 @guarded
 @click.pass_context
 def command(context: click.Context, /, **_: Any) -> ExitCode:

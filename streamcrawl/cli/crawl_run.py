@@ -79,6 +79,8 @@ class CrawlOptions:
     is_resume: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -88,6 +90,7 @@ class CrawlOptions:
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
         own = {name: options[name] for name in ("urls", "seeds", "outputs", "name", "redis_url", "is_json", "is_quiet")}
+        own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
             is_fresh=options["fresh"],
@@ -137,7 +140,12 @@ class _Crawl(Running):
     """One run of the command."""
 
     def __init__(self, options: CrawlOptions) -> None:
-        super().__init__(is_quiet=options.is_quiet, is_json=options.is_json)
+        super().__init__(
+            is_quiet=options.is_quiet,
+            is_json=options.is_json,
+            log_format=options.log_format,
+            log_level=options.log_level,
+        )
         self._options = options
         self._name = ""
 
@@ -159,13 +167,16 @@ class _Crawl(Running):
                 raise self._nothing_to_resume()
             if not options.is_fresh:
                 await check_databases(self._sinks(None, settings, is_new=True))
-        async with crawl_store(
-            options.redis_url,
-            self._name,
-            memory_max_bytes=settings.memory_max_bytes,
-            is_fresh=options.is_fresh,
-            log=self.tell,
-        ) as store:
+        async with (
+            self.watched(settings),
+            crawl_store(
+                options.redis_url,
+                self._name,
+                memory_max_bytes=settings.memory_max_bytes,
+                is_fresh=options.is_fresh,
+                log=self.tell,
+            ) as store,
+        ):
             return await self._run_in(store, head, lines, settings)
 
     async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines, given: Settings) -> ExitCode:

@@ -138,7 +138,13 @@ def guarded(function: F) -> F:
         except StreamcrawlError as error:
             if kwargs.get("debug"):
                 traceback.print_exc()
-            click.echo(f"streamcrawl: {error}", err=True)
+            context = click.get_current_context(silent=True)
+            if context is not None and context.params.get("log_format") == "json":
+                from streamcrawl.work import logs
+
+                click.echo(logs.as_json(logs.Said.error(str(error))), err=True)
+            else:
+                click.echo(f"streamcrawl: {error}", err=True)
             return error.exit_code
 
     return run  # type: ignore[return-value]  # the signature is the function's own
@@ -177,6 +183,64 @@ def redis_option(**kwargs: Any) -> Callable[[F], F]:
 
 def debug_option(**kwargs: Any) -> Callable[[F], F]:
     return click.option("--debug", is_flag=True, help="Show the traceback of an error.", cls=GroupedOption, **kwargs)
+
+
+def metrics_options(**kwargs: Any) -> Callable[[F], F]:
+    """Give a command that runs workers the options of its metrics."""
+
+    def decorate(function: F) -> F:
+        host = click.option(
+            "--metrics-host",
+            "metrics_host",
+            metavar="ADDRESS",
+            cls=GroupedOption,
+            setting="metrics_host",
+            help="Where --metrics-port listens. Default: 127.0.0.1; 0.0.0.0 is every network of the machine.",
+            **kwargs,
+        )
+        port = click.option(
+            "--metrics-port",
+            "metrics_port",
+            type=int,
+            metavar="PORT",
+            cls=GroupedOption,
+            setting="metrics_port",
+            help="Show metrics for Prometheus at /metrics, and /healthz, /readyz, for all processes of this command; "
+            "0 for a free port. Default: none.",
+            **kwargs,
+        )
+        return port(host(function))
+
+    return decorate
+
+
+def log_options(**kwargs: Any) -> Callable[[F], F]:
+    """Give a command that runs for long the options of its log."""
+
+    def decorate(function: F) -> F:
+        level = click.option(
+            "--log-level",
+            type=click.Choice(["info", "warning", "error"]),
+            default="info",
+            envvar=ENVIRONMENT_PREFIX + "LOG_LEVEL",
+            cls=GroupedOption,
+            help="What matters less is not said: info, warning (mended by itself) or error (somebody has to act). "
+            f"Default: info. [{ENVIRONMENT_PREFIX}LOG_LEVEL]",
+            **kwargs,
+        )
+        format_ = click.option(
+            "--log-format",
+            type=click.Choice(["console", "json"]),
+            default="console",
+            envvar=ENVIRONMENT_PREFIX + "LOG_FORMAT",
+            cls=GroupedOption,
+            help="Messages on standard error as sentences (console) or as JSON lines with crawl, stage, worker, entry "
+            f"and task where they have one (json). Default: console. [{ENVIRONMENT_PREFIX}LOG_FORMAT]",
+            **kwargs,
+        )
+        return format_(level(function))
+
+    return decorate
 
 
 def config_option(**kwargs: Any) -> Callable[[F], F]:

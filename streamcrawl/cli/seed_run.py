@@ -43,6 +43,7 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
+from streamcrawl.work.logs import Level, Logger
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.seeds import COMPLAINTS_MAX, STDIN, SeedLines, SeedLoop, complaint, feeder_name, seed_url
 
@@ -70,6 +71,8 @@ class SeedOptions:
     keeps_open: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -112,14 +115,21 @@ class _Seeding:
         self._main: asyncio.Task[Any] | None = None
         self._showing: Showing | None = None
         self._is_feeding = False
+        self._logger = Logger(self._print, is_json=options.log_format == "json", least=Level(options.log_level))
+        self._logger.fields["crawl"] = options.name
+        self._is_shown = not (options.is_quiet or options.is_json or self._logger.is_json)
+        """Whether a person watches it go on."""
         self.command: Final = shlex.join(["streamcrawl", "seed", options.name, options.path, *options.place])
 
     def log(self, text: str) -> None:
         """Say what somebody should know, with --quiet too."""
-        if self._showing is not None and not self._options.is_quiet:
-            self._showing.say(text)
+        self._logger(text)
+
+    def _print(self, line: str) -> None:
+        if self._showing is not None and self._is_shown:
+            self._showing.say(line)
         else:
-            click.echo(text, err=True)
+            click.echo(line, err=True)
 
     def tell(self, text: str) -> None:
         """Say what is good to know."""
@@ -139,12 +149,13 @@ class _Seeding:
                 await crawl.first.feed("", "open")
             loop = SeedLoop(crawl, lines, settings, self.log, feeder=feeder_name([], options.path))
             started = time.monotonic()
-            with Showing(is_quiet=options.is_quiet or options.is_json) as self._showing:
+            with Showing(is_quiet=not self._is_shown) as self._showing:
                 try:
                     await until_answered(lambda: loop.begin(is_guest=True), Patience("seeds", self.log), self._stop)
                     await self._feed(loop, lines, started)
                 finally:
                     self._showing = None
+                    self._logger.close()
             return await self._sum_up(crawl, loop, lines, time.monotonic() - started)
 
     def _on_signal(self) -> None:

@@ -17,6 +17,8 @@ from streamcrawl.cli.options import (
     debug_option,
     given_settings,
     guarded,
+    log_options,
+    metrics_options,
     place_of,
     redis_option,
 )
@@ -97,6 +99,8 @@ if TYPE_CHECKING:
     envvar=ENVIRONMENT_PREFIX + "QUIET",
     help="No progress and no summary; warnings and errors only.",
 )
+@metrics_options()
+@log_options()
 @config_option()
 @debug_option(envvar=ENVIRONMENT_PREFIX + "DEBUG")
 @guarded
@@ -111,6 +115,10 @@ def command(
     grace_ms: int | None,
     is_json: bool,
     is_quiet: bool,
+    metrics_port: int | None,
+    metrics_host: str | None,
+    log_format: str,
+    log_level: str,
     debug: bool,
 ) -> ExitCode:
     """Work at the crawl NAME on a shared Redis: fetch with everybody else who does, until it ends.
@@ -129,5 +137,12 @@ def command(
 
     context = click.get_current_context()
     return work(
-        name, redis_url, given=given_settings(context), place=place_of(context), is_json=is_json, is_quiet=is_quiet
+        name,
+        redis_url,
+        given=given_settings(context),
+        place=place_of(context),
+        is_json=is_json,
+        is_quiet=is_quiet,
+        log_format=log_format,
+        log_level=log_level,
     )

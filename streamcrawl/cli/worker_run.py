@@ -39,6 +39,8 @@ def work(
     place: tuple[str, ...],
     is_json: bool,
     is_quiet: bool,
+    log_format: str,
+    log_level: str,
 ) -> ExitCode:
     """Run the command; return its exit code.
 
@@ -59,7 +61,9 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
+    worker = _Worker(
+        settings, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level
+    )
     try:
         with early_nursery():
             return asyncio.run(worker.run(redis_url))
@@ -72,16 +76,26 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+        self,
+        local: Settings,
+        given: Mapping[str, Given],
+        place: tuple[str, ...],
+        *,
+        is_json: bool,
+        is_quiet: bool,
+        log_format: str,
+        log_level: str,
     ) -> None:
-        super().__init__(is_json=is_json, is_quiet=is_quiet)
-        self._name = name
+        super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
+        self._name = local.name
+        self._local = local
+        """What was given for this machine; the crawl has the rest."""
         self._given = given
         self._place = place
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
-        async with existing_store(redis_url, self._name) as store:
+        async with self.watched(self._local), existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
             await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)

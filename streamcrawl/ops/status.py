@@ -85,6 +85,10 @@ class StageStatus:
     """Age of the entry that has waited longest; None when none waits."""
     oldest_pending_ms: int | None = None
     """Since the dispatch of the oldest entry that is in hand; None when none is."""
+    mark_high: int | None = None
+    """Waiting entries above which what fills the stream stops; None when it has no mark."""
+    mark_low: int | None = None
+    """Under it filling goes on; None when that is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class WorkerStatus:
     role: str = ""
     busy: int | None = None
     """Of its slots, at its last beat; None when it does not say."""
+    stage: str = ""
+    """What it works at; '' when it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,9 @@ class Status:
     """The sink that is over its mark; '' when none is."""
     brakes: list[Brake] = field(default_factory=list)
     """All that keeps tasks from being dispatched, with what would mend it."""
+    held_ms: dict[str, int] = field(default_factory=dict)
+    """How long it was kept from that, in all, by word: paused, frontier_full, memory_full, full:<stage>. Of several
+    shards the one that was held longest."""
     totals: dict[str, int] = field(default_factory=dict)
     """Every counter, `page.done` and so on: keys.py, `totals`."""
     pages_per_s: float | None = None
@@ -194,6 +203,8 @@ class Status:
     pending: int = 0
     stages: list[StageStatus] = field(default_factory=list)
     hosts_scheduled: int = 0
+    hosts_due: int = 0
+    """Of these, how many may be fetched from now."""
     hosts_failing: int = 0
     hosts_giving_up: int = 0
     """Given up, or over their page budget, and their queues not emptied yet."""
@@ -236,6 +247,20 @@ class Status:
     def is_alive(self) -> bool:
         """Whether any worker has."""
         return any(map(self.lives, self.workers))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all seeds are in and nothing is left to do, but for what blocked hosts keep."""
+        return self.is_closed and (not self.page("queued") or self._is_only_blocked) and not self.under_way
+
+    @property
+    def under_way(self) -> int:
+        """What is neither queued nor ended: pages, and records that are not written yet."""
+        return self.streamed + self.page("delayed") + sum(sink.waiting for sink in self.sinks)
+
+    @property
+    def _is_only_blocked(self) -> bool:
+        return not self.hosts_scheduled and self.hosts_blocked > 0
 
     def page(self, state: str) -> int:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
@@ -282,7 +307,7 @@ async def read_status(client: Redis, name: str) -> Status:
     stages = [FETCH, *filter(None, (sinks or b"").decode().split(","))]
     seconds, micros, memory, feeders, shards = await _look(client, every, stages)
     now_ms = seconds * 1000 + micros // 1000
-    details = await _look_closer(client, shards, stages)
+    details = await _look_closer(client, shards, now_ms)
 
     one = shards[0].texts
     given = stored_settings(one["settings"].encode())
@@ -298,7 +323,6 @@ async def read_status(client: Redis, name: str) -> Status:
         totals=dict(totals),
         streamed=sum(shard.streams[0].length for shard in shards),
         pending=sum(shard.streams[0].pending for shard in shards),
-        stages=[_stage(stage, n, shards, details.oldest, now_ms) for n, stage in enumerate(stages)],
         hosts_sampled=sum(len(shard.sample) for shard in shards),
         dead_letters=sum(shard.answers["dead"] for shard in shards),
         seen=sum(_int(shard.texts["seen"]) for shard in shards),
@@ -314,6 +338,10 @@ async def read_status(client: Redis, name: str) -> Status:
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
     status.workers = _workers(shards, now_ms)
     status.slots = sum(worker.slots for worker in status.workers if status.lives(worker))
+    marks = _marks(status.slots, given, stages)
+    status.stages = [_stage(stage, n, shards, details.oldest, now_ms, *marks[n]) for n, stage in enumerate(stages)]
+    status.hosts_due = details.hosts_due
+    status.held_ms = _held(shards, stages, now_ms)
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
     status.sinks = _sinks(shards, status, one["crawl"])
     status.newest_dead = _newest_dead(shards)
@@ -355,13 +383,13 @@ class _Stream(NamedTuple):
 class _Shard:
     """The answers of one shard."""
 
-    def __init__(self, keys: Keys, answers: dict[str, Any], streams: list[_Stream]) -> None:
+    def __init__(self, keys: Keys, fields: Sequence[str], answers: dict[str, Any], streams: list[_Stream]) -> None:
         self.keys = keys
         self.answers = answers
         self.streams = streams
         self.texts = {
             field: (value or b"").decode("utf-8", "replace")
-            for field, value in zip(_STATE_FIELDS, answers["state"], strict=True)
+            for field, value in zip(fields, answers["state"], strict=True)
         }
         self.totals = {field: int(count) for field, count in _texts(answers["totals"]).items()}
         self.sample: list[str] = [host.decode() for host in answers["sample"] or ()]
@@ -384,10 +412,15 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
 
 
-def _questions(sampled: int) -> dict[str, Callable[[Any, Keys], Any]]:
+def _held_words(stages: Sequence[str]) -> list[str]:
+    """Return what may keep a crawl from handing tasks out, as the scripts call it (_state.lua)."""
+    return ["paused", "frontier_full", "memory_full", *(f"full:{stage}" for stage in stages[1:])]
+
+
+def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, Keys], Any]]:
     most = HOSTS_NAMED_MAX - 1
     return {
-        "state": lambda pipe, keys: pipe.hmget(keys.state, list(_STATE_FIELDS)),
+        "state": lambda pipe, keys: pipe.hmget(keys.state, list(fields)),
         "totals": lambda pipe, keys: pipe.hgetall(keys.totals),
         "workers": lambda pipe, keys: pipe.hgetall(keys.workers),
         "offsets": lambda pipe, keys: pipe.hgetall(keys.offsets),
@@ -409,7 +442,8 @@ async def _look(
     client: Redis, every: Sequence[Keys], stages: Sequence[str]
 ) -> tuple[int, int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
     """Return the time, the memory of the server, the feeders, and the answers of each shard."""
-    questions = _questions(max(1, HOSTS_SAMPLED // len(every)))
+    fields = [*_STATE_FIELDS, *(f"held_{what}:{word}" for word in _held_words(stages) for what in ("at", "ms"))]
+    questions = _questions(max(1, HOSTS_SAMPLED // len(every)), fields)
     async with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.info("memory")
@@ -429,7 +463,7 @@ async def _look(
             for keys in every:
                 own = {word: _answer(next(answers)) for word in questions}
                 streams = [_stream(keys, stage, answers) for stage in stages]
-                shards.append(_Shard(keys, own, streams))
+                shards.append(_Shard(keys, fields, own, streams))
     return seconds, micros, memory, feeders, shards
 
 
@@ -458,9 +492,10 @@ class _Details:
     """Key of a stream -> id of the entry that waits longest."""
     hosts: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Host key -> what is queued, and how it fails."""
+    hosts_due: int = 0
 
 
-async def _look_closer(client: Redis, shards: Sequence[_Shard], stages: Sequence[str]) -> _Details:
+async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> _Details:
     details = _Details()
     waiting = [stream for shard in shards for stream in shard.streams if stream.length > stream.pending]
     hosts = {
@@ -468,15 +503,19 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], stages: Sequence
         for shard in shards
         for host in (*shard.sample, *(host for place in ("failing", "blocked") for host, _ in shard.named(place)))
     }
-    if not waiting and not hosts:
+    scheduled = [shard for shard in shards if shard.answers["hosts_scheduled"]]
+    if not waiting and not hosts and not scheduled:
         return details
     async with client.pipeline(transaction=False) as pipe:
+        for shard in scheduled:
+            pipe.zcount(shard.keys.schedule, "-inf", shard.now(now_ms))
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
         for host, keys in hosts.items():
             pipe.hmget(keys.host(host), ["queued", "failing"])
         with mapped_errors():
             answers = iter(await pipe.execute())
+    details.hosts_due = sum(next(answers) for _ in scheduled)
     for stream in waiting:
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
@@ -498,7 +537,29 @@ def _age(then_ms: int, now_ms: int) -> int:
     return max(0, now_ms - then_ms)
 
 
-def _stage(stage: str, n: int, shards: Sequence[_Shard], oldest: Mapping[str, str], now_ms: int) -> StageStatus:
+def _marks(slots: int, given: Mapping[str, Any], stages: Sequence[str]) -> list[tuple[int | None, int | None]]:
+    """Return the high and the low mark of each stage, as _dispatch.lua, commit.lua and sink_commit.lua have them."""
+    most = int(given.get("sink_waiting_max") or Settings(name="").sink_waiting_max)
+    return [(2 * slots or None, None), *((int(0.8 * most), int(0.2 * most)) for _ in stages[1:])]
+
+
+def _held(shards: Sequence[_Shard], stages: Sequence[str], now_ms: int) -> dict[str, int]:
+    def held_ms(shard: _Shard, word: str) -> int:
+        since = _int(shard.texts[f"held_at:{word}"])
+        return _int(shard.texts[f"held_ms:{word}"]) + (_age(since, now_ms) if since else 0)
+
+    return {word: max(held_ms(shard, word) for shard in shards) for word in _held_words(stages)}
+
+
+def _stage(
+    stage: str,
+    n: int,
+    shards: Sequence[_Shard],
+    oldest: Mapping[str, str],
+    now_ms: int,
+    mark_high: int | None,
+    mark_low: int | None,
+) -> StageStatus:
     streams = [shard.streams[n] for shard in shards]
 
     def eldest(ids: Iterable[str | None]) -> int | None:
@@ -510,6 +571,8 @@ def _stage(stage: str, n: int, shards: Sequence[_Shard], oldest: Mapping[str, st
         pending=sum(stream.pending for stream in streams),
         oldest_waiting_ms=eldest(oldest.get(stream.key) for stream in streams),
         oldest_pending_ms=eldest(stream.oldest_pending for stream in streams),
+        mark_high=mark_high,
+        mark_low=mark_low,
     )
 
 
@@ -544,6 +607,7 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
         pid=pid if isinstance(pid, int) else 0,
         role=str(about.get("role", "")),
         busy=busy if isinstance(busy, int) else None,
+        stage=str(about.get("stage", "")) or (FETCH if about.get("role") == FETCH else ""),
     )
 
 
@@ -759,14 +823,12 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    under_way = status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
-    if status.page("queued") + under_way:
-        if not under_way and not status.hosts_scheduled and status.hosts_blocked and status.is_closed:
-            words.append("complete but for what blocked hosts keep")
-        else:
-            words.append("at work" if status.is_alive else "at rest, no worker is alive")
+    if status.is_complete:
+        words.append("complete but for what blocked hosts keep" if status.page("queued") else "complete")
+    elif status.page("queued") + status.under_way:
+        words.append("at work" if status.is_alive else "at rest, no worker is alive")
     else:
-        words.append("complete" if status.is_closed else "nothing to do, more seeds may come")
+        words.append("nothing to do, more seeds may come")
     return ", ".join(words)
 
 

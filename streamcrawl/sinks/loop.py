@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,6 +22,7 @@ from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.waker import Waker
 
@@ -73,6 +75,7 @@ class SinkLoop:
         lease_ms: int,
         batch: int | None = None,
         linger_ms: int = LINGER_MS,
+        on_written: Callable[[Sequence[Entry], float], None] = lambda entries, took_s: None,
         log: Callable[[str], None],
     ) -> None:
         """Prepare the loop; nothing is read yet.
@@ -82,6 +85,7 @@ class SinkLoop:
             output: Open; closed by whoever opened it, after `run`.
             consumer: A name that no earlier writer had.
             batch: Records in one write at most; None: what the output takes.
+            on_written: Called with the entries of each batch that was committed, and the seconds its writing took.
         """
         self._crawl = crawl
         self._reader = reader
@@ -92,6 +96,7 @@ class SinkLoop:
         self._lease_ms = lease_ms
         self._batch = output.batch_max if batch is None else min(batch, output.batch_max)
         self._linger_s = linger_ms / 1000
+        self._on_written = on_written
         self._log = log
         self._streams = {frontier.keys.sink_stream(sink).encode(): shard for shard, frontier in enumerate(crawl)}
         self._writers: list[int] = []
@@ -162,7 +167,7 @@ class SinkLoop:
             finally:
                 self._release()
             if word is _Word.REPLACED:
-                self._log(f"sink {self._sink}: another writer took over; this one ends")
+                self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                 return False
             is_in_doubt = word is _Word.DOUBT
         return None if is_in_doubt else True
@@ -199,7 +204,7 @@ class SinkLoop:
                     self._say_mended()
                 return True
             if self._writers:
-                self._log(f"sink {self._sink}: another writer took over; this one ends")
+                self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                 return False
             if loop.time() > deadline:
                 raise SinkError(
@@ -272,14 +277,20 @@ class SinkLoop:
     async def _write_batch(self, batch: Sequence[Entry], stop: asyncio.Event) -> _Word:
         records = [entry.fields[b"item"] for entry in batch if b"item" in entry.fields]
         if len(records) < len(batch):
-            self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
+            lacking = len(batch) - len(records)
+            self._log(Said.error(f"sink {self._sink}: {lacking} entries without a record are passed over"))
         shard = batch[0].shard
         frontier = self._crawl.frontiers[shard]
+        began = time.monotonic()
         mark = await self._append(records, stop)
+        took_s = time.monotonic() - began
         if mark is None:
             await frontier.hand_back(sink_stream(self._sink), [entry.id for entry in batch])
             return _Word.DONE
-        return await self._commit(shard, mark, stop, [entry.id for entry in batch], sum(map(len, records)))
+        word = await self._commit(shard, mark, stop, [entry.id for entry in batch], sum(map(len, records)))
+        if word is _Word.DONE:
+            self._on_written(batch, took_s)
+        return word
 
     async def _commit(
         self, shard: int, mark: Mark, stop: asyncio.Event, entry_ids: Sequence[str] = (), size: int = 0
@@ -308,7 +319,8 @@ class SinkLoop:
             return _Word.DONE
         if word == "REPLACED":
             return _Word.REPLACED
-        self._log(f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours")
+        said = f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours"
+        self._log(Said.warning(said))
         return _Word.DOUBT
 
     async def _append(self, records: Sequence[bytes], stop: asyncio.Event) -> Mark | None:
@@ -329,7 +341,7 @@ class SinkLoop:
     async def _wait(self, error: SinkWaits, failures: int, stop: asyncio.Event) -> bool:
         """Wait before an output is tried again, longer each time; True when stopped."""
         if failures == 1:
-            self._log(f"sink {self._sink}: {error}; {error.waits_for}, nothing is lost")
+            self._log(Said.error(f"sink {self._sink}: {error}; {error.waits_for}, nothing is lost"))
         pause_s = min(WAIT_MAX_S, WAIT_BASE_S * 2 ** min(failures - 1, 10)) * (0.5 + random.random() / 2)
         return await sleep_or_stop(stop, pause_s)
 

@@ -28,7 +28,7 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts, source
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -217,7 +217,12 @@ class Frontier:
         self.client = client
         self.keys = keys
         self.epoch = epoch
-        self._run = Scripts(client, keys.state).run
+        self._scripts = Scripts(client, keys.state)
+        self._run = self._scripts.run
+
+    def observe(self, told: Callable[[str, float], None]) -> None:
+        """Tell the name of each script that was answered from now on, and the seconds that it took."""
+        self._scripts.observe = told
 
     async def offer(self, links: Links, *, whose: str = SEEDS) -> tuple[str, int]:
         """Offer at most LINKS_PER_CALL links.

@@ -13,13 +13,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.store.frontier import LINKS_PER_CALL
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.meters import BATCH_SIZE, COMMITS, LEASE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamcrawl.store.frontier import Commit, Dispatched, Frontier
     from streamcrawl.work.loops import Log
+    from streamcrawl.work.meters import Meters
 
 ENTRIES_PER_CALL: Final = 64
 BYTES_PER_CALL: Final = 4_000_000
@@ -47,6 +50,7 @@ class CommitLoop:
         dispatch_limit: int,
         on_dispatched: Callable[[Dispatched], None],
         on_outage: Callable[[], None],
+        meters: Meters,
         log: Log,
     ) -> None:
         self._frontier = frontier
@@ -58,6 +62,7 @@ class CommitLoop:
         self._stop = asyncio.Event()
         self._give_up = asyncio.Event()
         self._patience = Patience("commit", log, on_outage=on_outage)
+        self._meters = meters
         self._log = log
 
     def submit(
@@ -108,9 +113,14 @@ class CommitLoop:
             return committed.words
 
         words = await until_answered(call, self._patience, self._give_up)
+        self._meters.observe(BATCH_SIZE, len(batch))
         for waiting, word in zip(batch, words, strict=True):
+            if word in ("DONE", "LEASE_LOST"):
+                outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
+                self._meters.add(COMMITS, 1, waiting.commit.kind.value, outcome)
             if word == "INVALID" and not waiting.is_burial:
-                self._log(f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now")
+                said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
+                self._log(Said.error(said, entry=waiting.commit.entry_id))
                 self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
                 self._wake.set()
             else:

@@ -47,6 +47,7 @@ from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
 from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
+from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class PageWork:
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
+        self._meters = board.meters
         self._sinks = [sink for sink in sinks if not is_archive(sink)]
         self._archives = [sink for sink in sinks if is_archive(sink)]
         """Sinks that take what went over the wire."""
@@ -308,6 +310,20 @@ class PageWork:
         with contextlib.suppress(StoreError):
             await self._crawl.of(host).start(entry_id, host, wait_max_ms="late", margin_ms=0)
 
+    async def _fetch(self, kind: Kind, url: str, **how: Any) -> Answer:
+        """Make one request, and count how it went; raises what the fetcher raises."""
+        started = time.monotonic()
+        try:
+            answer = await self._fetcher.fetch(url, **how)
+        except FetchError as error:
+            self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+            self._meters.add(FETCH_ERRORS, 1, kind.value, error.kind)
+            raise
+        self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+        self._meters.add(FETCH_RESPONSES, 1, kind.value, f"{answer.status // 100}xx")
+        self._meters.add(BODY_BYTES, len(answer.body), kind.value)
+        return answer
+
     # -- pages
 
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
@@ -319,7 +335,7 @@ class PageWork:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
+                answer = await self._fetch(task.kind, url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
                 if answer.exchange is not None:
                     wire.append(answer.exchange)
                 if answer.location is None:
@@ -376,13 +392,15 @@ class PageWork:
         response = Response(task, answer, links_max=self._settings.links_max)
         handled = Handled()
         if self._handler is None:
+            started = time.monotonic()
             handled.urls = list(response.links())
             if self._sinks:
                 handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
             try:
-                handled = await self._handler(response)
+                handled = await self._handle(self._handler, response)
             except Retry as asked:
                 delay_ms = self._policy.base_ms
                 if asked.after_s is not None:
@@ -400,6 +418,13 @@ class PageWork:
         ending = _fetched(commit, answer.ended_at, decision.block_ms)
         self._add_links(ending, commit, task, handled.urls)
         return ending
+
+    async def _handle(self, handler: Handler, response: Response) -> Handled:
+        started = time.monotonic()
+        try:
+            return await handler(response)
+        finally:
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
 
     def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
         depth = task.depth + 1
@@ -514,7 +539,7 @@ class PageWork:
 
     async def _fetch_robots_txt(self, url: str, on_sent: Callable[[], None] | None) -> Answer:
         # One byte more than is read, by which it shows that the last line is not whole.
-        return await self._fetcher.fetch(url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
+        return await self._fetch(Kind.ROBOTS, url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
 
     async def _visit_robots_txt(self, url: str, index: int) -> Answer | None:
         """Ask another host than the task's, as politely as if its own turn had come; None when it cannot be asked now.

@@ -36,6 +36,7 @@ from streamcrawl.rules.task import CrawlTask
 from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url, without_credentials
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -543,8 +544,10 @@ class SeedLoop:
         if not self._seeds.is_repeatable and self._restarts.count != self._restarts_seen:
             self._restarts_seen = self._restarts.count
             self._log(
-                f"seeds: Redis was restarted and may have lost some; {self._seeds.source} comes only once: offer what "
-                f"it brought up to line {self.cursor.line:,} again, those that are known cost nothing"
+                Said.error(
+                    f"seeds: Redis was restarted and may have lost some; {self._seeds.source} comes only once: offer "
+                    f"what it brought up to line {self.cursor.line:,} again, those that are known cost nothing"
+                )
             )
 
     async def _go_back(self, stop: asyncio.Event) -> None:
@@ -564,8 +567,10 @@ class SeedLoop:
             )
             place = min(place, Cursor.decode(stored) or Cursor(), key=lambda cursor: cursor.offset)
         self._log(
-            f"seeds: Redis was restarted and may have lost some; {self._seeds.source} is offered again from line "
-            f"{place.line + 1:,} on"
+            Said.warning(
+                f"seeds: Redis was restarted and may have lost some; {self._seeds.source} is offered again from line "
+                f"{place.line + 1:,} on"
+            )
         )
         again = self._seeds.again(place)
         assert again is not None
@@ -605,7 +610,7 @@ class SeedLoop:
         if stop.is_set():
             return
         if self.refused > COMPLAINTS_MAX:
-            self._log(f"seeds: {self.refused:,} lines in all were not http(s) URLs")
+            self._log(Said.warning(f"seeds: {self.refused:,} lines in all were not http(s) URLs"))
         await self._end_signing()
         self.feeders_left, _ = await until_answered(lambda: self._feed("done"), self._patience, stop)
         self.is_done = True
@@ -727,7 +732,7 @@ class SeedLoop:
             self.refused += 1
             if self.refused <= COMPLAINTS_MAX and not 0 < line.number <= self._complained_of:
                 self._complained_of = line.number
-                self._log(f"{line.place}{_shown(line.text)} {why}")
+                self._log(Said.warning(f"{line.place}{_shown(line.text)} {why}"))
             return None
         if is_completed and not line.number:
             self._log(f"{line.text}: taken as {url}")
@@ -758,7 +763,7 @@ class SeedLoop:
         self.waiting = _WAITS[word].format(count)
         if word not in self._told:
             self._told.add(word)
-            self._log(f"seeds: {self.waiting}; the rest waits")
+            self._log(Said.warning(f"seeds: {self.waiting}; the rest waits"))
 
 
 def _shown(text: str) -> str:

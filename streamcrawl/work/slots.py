@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
+from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.meters import QUEUE_WAIT, TASK_LATENCY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
+    from streamcrawl.work.lag import ServerClock
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
     from streamcrawl.work.page_work import Ending, PageWork
@@ -74,6 +78,7 @@ class Slots:
         concurrency: int,
         on_retry: Callable[[int, int], None],
         on_gone: Callable[[], None],
+        clock: ServerClock,
         log: Log,
     ) -> None:
         self._crawl = crawl
@@ -85,6 +90,8 @@ class Slots:
         self._concurrency = concurrency
         self._on_retry = on_retry
         self._on_gone = on_gone
+        self._meters = board.meters
+        self._clock = clock
         self._log = log
         self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
@@ -112,9 +119,12 @@ class Slots:
 
     def put(self, entry: Entry, index: int) -> None:
         """Take an entry that was just read and is held in the board."""
+        waited_s = self._clock.since_s(int(entry.id.partition("-")[0]))
+        if waited_s is not None:
+            self._meters.observe(QUEUE_WAIT, waited_s)
         task = self._work.decode(entry)
         if isinstance(task, Commit):
-            self._log(f"entry {entry.id} cannot be read and becomes a dead letter")
+            self._log(Said.error(f"entry {entry.id} cannot be read and becomes a dead letter", entry=entry.id))
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
@@ -229,13 +239,14 @@ class Slots:
             self._on_gone()
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
-            self._log(f"slot: {error}; {task.url} goes back")
+            self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
             self._chore(self._give_back(hand, is_begun=True))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
             error_text = traceback.format_exc()
-            self._log(f"slot: internal error at {task.url}:\n{error_text}")
+            said = f"slot: internal error at {task.url}:\n{error_text}"
+            self._log(Said.error(said, entry=entry.id, task=task.url))
             ending = self._work.internal_error(entry, task, error_text)
             self._submit(hand, ending)
         else:
@@ -275,6 +286,7 @@ class Slots:
                 hand.running = asyncio.create_task(self._slot(hand, ending), name=f"slot {hand.entry.id}")
                 return
             if word == "DONE":
+                self._note_latency(hand.task, ending.commit)
                 self._work.seen.add_all(ending.offered)
                 if ending.retry_delay_ms is not None:
                     self._on_retry(hand.entry.shard, ending.retry_delay_ms)
@@ -285,6 +297,14 @@ class Slots:
 
         committer = self._committers[hand.entry.shard]
         committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
+
+    def _note_latency(self, task: CrawlTask, commit: Commit | None) -> None:
+        """Count how long a task took from its discovery, when this commit ended it with a result."""
+        if commit is None or commit.outcome is not Outcome.DONE or not task.discovered_ms:
+            return
+        took_s = self._clock.since_s(task.discovered_ms)
+        if took_s is not None:
+            self._meters.observe(TASK_LATENCY, took_s)
 
     def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
         def done(_: str) -> None:
@@ -346,4 +366,5 @@ class Slots:
                 self._on_gone()
             except StoreError as error:
                 # The lease runs out by itself; somebody takes them back then.
-                self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")
+                said = f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"
+                self._log(Said.warning(said))

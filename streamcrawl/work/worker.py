@@ -19,6 +19,7 @@ from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
@@ -50,6 +51,7 @@ class _ShardLoops:
             dispatch_limit=DISPATCH_MAX,
             on_dispatched=self.dispatch.hint,
             on_outage=forget,
+            meters=child.meters,
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
@@ -97,6 +99,7 @@ async def run_worker(child: Child) -> None:
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
+            clock=child.clock,
             log=child.log,
         )
         read = ReadLoop(
@@ -157,7 +160,8 @@ async def run_worker(child: Child) -> None:
 def _be_replaced(child: Child) -> None:
     """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
     if not child.stop.is_set():
-        child.log(f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced")
+        said = f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced"
+        child.log(Said.warning(said))
         child.stop.set()
 
 

@@ -457,6 +457,7 @@ async def main(
     url: str, name: str, epoch: str, target: str, consumer: str, point: str, write: str, settings: str
 ) -> None:
     """Be a sink until SIGTERM, or until SIGUSR2: then the crawl has ended."""
+    board = Board.create(BATCH)  # before the disk is full: it lies in memory, but the limit below knows no difference
     if point == "full":
         import resource
 
@@ -481,7 +482,7 @@ async def main(
         output,
         sink=SINK,
         consumer=consumer,
-        board=Board.create(BATCH),
+        board=board,
         lease_ms=LEASE_MS,
         batch=BATCH,
         linger_ms=5,

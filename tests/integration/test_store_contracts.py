@@ -732,11 +732,11 @@ async def control_ok(open_lab: OpenLab) -> None:
     act = partial(lab.frontier.control, paused=1, pages_max="")
     since = (None, near(await lab.now()))
     assert (await lab.changes(act()))[1] == {
-        "state": {"paused": (None, 1), "paused_at": since, "pages_max": (5, None)},
+        "state": {"paused": (None, 1), "paused_at": since, "held_at:paused": since, "pages_max": (5, None)},
     }
     assert (await lab.changes(act()))[1] == {}
     back = await lab.changes(lab.frontier.control(paused=""))
-    assert sorted(back[1]["state"]) == ["paused", "paused_at"]
+    assert sorted(back[1]["state"]) == ["held_at:paused", "held_ms:paused", "paused", "paused_at"]
 
 
 @case("tune", "OK")

@@ -45,6 +45,7 @@ SOME: dict[str, list[Any]] = {
     "sort_query": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "handler": [None, "shop:page"],
+    "metrics_host": ["127.0.0.1", "::"],
 }
 """Values to try where a number will not do."""
 NUMBERS = [1, 60, 999, 1000, 1500, 60_000, 90_000, 86_400_000, 1 << 20, 10_000_000, 1_500_000_000]
@@ -254,7 +255,9 @@ def test_classes_that_others_rely_on() -> None:
         "rotate_size_bytes",
         "rotate_every_ms",
     )
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "headers", "auth", "nameservers", "grace_ms")
+    assert fields_of(SettingClass.LOCAL) == (
+        "processes", "concurrency", "headers", "auth", "nameservers", "grace_ms", "metrics_port", "metrics_host",
+    )  # fmt: skip
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 

@@ -40,6 +40,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "sort_query": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "handler": ("a:page", "b:page", "c:page"),
+    "metrics_host": ("127.0.0.2", "0.0.0.0", "::"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
     "sink_max_bytes": (10_000_000, 20_000_000, 1 << 30),
     "rotate_size_bytes": (10_000, 20_000, 1 << 30),

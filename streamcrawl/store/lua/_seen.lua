@@ -67,5 +67,6 @@ local function stop_when_full()
   if queued > tonumber(S.frontier_max) then
     S.stopped = 'FRONTIER_FULL'
     call('HSET', KEYS[1], 'stopped', S.stopped, 'stopped_at', wall)
+    hold('frontier_full')
   end
 end

@@ -210,6 +210,7 @@ if not S.throttled or S.throttled == '' then
     if fullness(P .. 'stream:fetch:' .. sink, sink) > 0.8 then
       S.throttled = sink
       call('HSET', KEYS[1], 'throttled', sink, 'throttled_at', wall)
+      hold('full:' .. sink)
     end
   end
 end

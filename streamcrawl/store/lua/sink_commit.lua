@@ -50,6 +50,7 @@ local left = call('XLEN', stream) == 0 and 0 or math.max(0, bytes - tonumber(ARG
 count(sink .. '.bytes', left - bytes)
 if S.throttled == sink and fullness(stream, sink) < 0.2 then
   call('HDEL', KEYS[1], 'throttled', 'throttled_at')
+  let_go('full:' .. sink)
 end
 flush_counts()
 return {'DONE'}

@@ -1,0 +1,1 @@
+"""Programs to read, to run and to begin with; each is a test as well."""

@@ -25,7 +25,6 @@ from streamcrawl.cli.opening import (
     merged_scope,
     new_sinks,
     seeds_state,
-    sink_of,
 )
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
@@ -51,14 +50,13 @@ from streamcrawl.work.seeds import (
     feeder_name,
     seed_url,
 )
+from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import click
     from redis.asyncio import Redis
-
-    from streamcrawl.work.supervisor import SinkSpec
 
 
 _SEEDS_STORED_MAX: Final = 1000
@@ -338,16 +336,15 @@ class _Crawl(Running):
         given = self._options.outputs
         if stored is None or is_new:
             return new_sinks(given, self._name, settings, is_new=is_new)
-        paths = list(stored.sinks.values())
-        if not given:
-            return [sink_of(read_target(path)) for path in paths]
-        targets = [read_target(one) for one in given]
-        if {target.place for target in targets} != set(paths):
+        places = list(stored.sinks.values())
+        targets = [read_target(one) for one in given or places]
+        if {target.place for target in targets} != set(places):
             raise ConfigError(
-                f"crawl {self._name!r} writes to {', '.join(paths)}: give the same -o or none, another --name, "
+                f"crawl {self._name!r} writes to {', '.join(places)}: give the same -o or none, another --name, "
                 "or --fresh to delete it and begin again"
             )
-        return [sink_of(target) for target in targets]
+        urls = {target.place: target.url for target in targets}
+        return [SinkSpec(sink, place, urls[place]) for sink, place in stored.sinks.items()]
 
     async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None, settings: Settings) -> None:
         """Delete a crawl and its output files, and say what that was."""

@@ -14,7 +14,7 @@ from streamcrawl.rules.addresses import Inside, Network, network_of
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of
 from streamcrawl.sinks.files import check_writable
-from streamcrawl.sinks.targets import DEFAULT_ENDING, Target, check_database, check_target, read_target
+from streamcrawl.sinks.targets import DEFAULT_ENDING, check_database, check_target, read_target
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.work.seeds import seed_url
 from streamcrawl.work.supervisor import SinkSpec
@@ -52,11 +52,7 @@ def new_sinks(given: Sequence[str], name: str, settings: Settings, *, is_new: bo
     targets = [read_target(one) for one in given or [name + DEFAULT_ENDING]]
     for target in targets:
         check_target(target, settings, is_new=is_new)
-    return [sink_of(target) for target in targets]
-
-
-def sink_of(target: Target) -> SinkSpec:
-    return SinkSpec(target.name, target.place, target.url)
+    return [SinkSpec(target.name, target.place, target.url) for target in targets]
 
 
 async def check_databases(sinks: Sequence[SinkSpec]) -> None:

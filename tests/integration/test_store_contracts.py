@@ -79,6 +79,7 @@ async def opened(open_lab: OpenLab) -> None:
         "seeds_max": 2_000_000,
         "seen_buckets": 1,
         "sink_max": 10_000,
+        "sink_max_bytes": 64_000_000,
         "sinks": "out",
         "version": 1,
     }
@@ -432,6 +433,7 @@ async def commit_done(open_lab: OpenLab) -> None:
         FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "totals": {
+            "out.bytes": (None, 7),
             "out.created": (None, 1),
             "out.streamed": (None, 1),
             "page.created": (1, 2),
@@ -1160,7 +1162,7 @@ async def sink_open_ok(open_lab: OpenLab) -> None:
     await lab.client.hset(lab.keys.offsets, "out:offset", 70)
     act = partial(lab.frontier.sink_open, "out", "s2", lease_ms=1000)
     answer, changed = await lab.changes(act())
-    assert answer == ("OK", 2, 70)
+    assert answer == ("OK", 2, 70, "")
     assert changed.pop("offsets") == {"out:owner": ("s1", "s2"), "out:writer": (1, 2)}
     stream = changed.pop(f"{FETCH_STREAM}:out")
     assert changed == {}

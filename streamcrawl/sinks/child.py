@@ -67,17 +67,22 @@ def _count(child: Child, entries: Sequence[Entry], took_s: float) -> None:
 
 
 async def _open_output(child: Child) -> Output | None:
-    """Return the output once no predecessor writes to it any more; None when stopped before."""
+    """Return the output once no predecessor writes to it any more; None when stopped before.
+
+    At the end of the crawl it is opened all the same: there may be something in it to finish.
+    """
     target = read_target(child.spec.sink_target)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LOCK_WAIT_LEASES * child.spec.settings.lease_ms / 1000
-    while not child.stop.is_set():
+    while child.ending.is_set() or not child.stop.is_set():
         try:
             return open_output(target, child.spec.settings)
         except SinkBusy:
             if loop.time() > deadline:
                 raise
-        await sleep_or_stop(child.stop, LOCK_LOOK_S)
+        await sleep_or_stop(child.now if child.ending.is_set() else child.stop, LOCK_LOOK_S)
+        if child.now.is_set():
+            break
     return None
 
 

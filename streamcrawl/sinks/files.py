@@ -82,7 +82,10 @@ class Format(Protocol):
         """Return '' when a record can end at `offset` of the file, else what would have to be there."""
 
     def begin(self, file: LockedFile, offset: int) -> None:
-        """The file is cut there, and goes on there: forget what was known of anything behind it."""
+        """The file was cut there, and goes on there: forget what was known of anything behind it.
+
+        Not called between two parts of which the first was written by this object.
+        """
 
     def encode(self, records: Sequence[bytes], offset: int) -> bytes:
         """Return what records become at that offset of the part; SinkError when they cannot be written at all."""
@@ -115,6 +118,8 @@ class LockedFile:
         try:
             self._fd, self.is_new = _open(self.path)
         except OSError as error:
+            if error.errno in _FULL:
+                raise disk_error(error, self.path) from error
             raise self._error(f"cannot be opened: {error.strerror}") from error
         try:
             self._lock(lock_wait_s)
@@ -299,7 +304,7 @@ class FileOutput:
         return Mark(offset, self._part + 1, offset)
 
     async def finish(self, mark: Mark) -> None:
-        await asyncio.to_thread(self._resume, mark)
+        await asyncio.to_thread(self._go_to, mark)
 
     async def close(self) -> None:
         if self._file is None:
@@ -310,10 +315,13 @@ class FileOutput:
         self._file.close()
 
     def _resume(self, mark: Mark) -> None:
+        self._go_to(mark)
+        self._form.begin(self.file, self.file.offset)
+
+    def _go_to(self, mark: Mark) -> None:
         if self._file is None or (self._part, self._start) != (mark.part, mark.start):
             self._take_part(mark)
         self.file.resume(mark.offset - mark.start, self._form)
-        self._form.begin(self.file, self.file.offset)
         self.began_at = time.monotonic() if self.file.offset else None
 
     def _take_part(self, mark: Mark) -> None:
@@ -409,8 +417,11 @@ class Parts:
         """
         active, final = self.active(part), self.final(part)
         if self._convert is None and length and final.exists() and not active.exists():
-            os.rename(final, active)
-            _sync_folder(final.absolute().parent)
+            try:
+                os.rename(final, active)
+                _sync_folder(final.absolute().parent)
+            except OSError as error:
+                raise disk_error(error, final) from error
 
     def settle(self, part: int) -> None:
         """Give every part before `part` its name, and remove those behind it, of which the store does not know.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from pyarrow import parquet as pq
+from warcio.archiveiterator import ArchiveIterator
 
 from streamcrawl.errors import SinkError
 from streamcrawl.settings import make_settings
@@ -20,7 +21,8 @@ from streamcrawl.sinks import parquet
 from streamcrawl.sinks.output import Mark, SinkBusy, SinkWaits
 from streamcrawl.sinks.sqlite import SqliteOutput
 from streamcrawl.sinks.targets import check_database, check_target, delete_files, open_output, read_target
-from tests.integration.test_sink_formats import database, page_of, postgres, rows
+from streamcrawl.web.exchange import encode_exchanges
+from tests.integration.test_sink_formats import assert_valid, database, exchange_of, page_of, postgres, rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +152,29 @@ async def test_files_of_another_crawl_are_refused_and_fresh_deletes_its_own(
     check_target(target, settings(**how), is_new=False)
     assert [size for _, size in delete_files(target, settings(**how))] == [3]
     assert names(tmp_path) == ["a-1.jsonl"]
+
+
+async def test_archive_tells_a_payload_of_an_earlier_part_by_its_digest_unless_it_was_cut_off(tmp_path: Path) -> None:
+    output = opened(tmp_path / "a.warc.gz", **SMALL)
+    await output.resume(Mark())
+    same = b"the same in both" * 100
+    await output.append([encode_exchanges([exchange_of("http://a/", same), exchange_of("http://b/", b"")])])
+    mark = await finish_part(output)
+    await output.append([encode_exchanges([exchange_of("http://c/", same), exchange_of("http://d/", b"", 304)])])
+    assert kinds(tmp_path / "a-00001.warc.gz") == ["warcinfo", "response", "request", "response", "request"]
+    second = ["warcinfo", "revisit", "request", "revisit", "request"]
+    assert kinds(tmp_path / "a-00002.warc.gz.part") == second
+    # The store took none of it: what is written again must not refer to what is gone.
+    await output.resume(mark)
+    await output.append([encode_exchanges([exchange_of("http://c/", same), exchange_of("http://e/", same)])])
+    assert kinds(tmp_path / "a-00002.warc.gz.part") == ["warcinfo", "response", "request", "revisit", "request"]
+    await output.close()
+
+
+def kinds(path: Path) -> list[str]:
+    assert_valid(path)
+    with open(path, "rb") as file:
+        return [record.rec_type for record in ArchiveIterator(file)]
 
 
 # -- Parquet

@@ -106,6 +106,24 @@ class BlockedAddress(FetchError):
     is_retryable = False
 
 
+class ProxyError(FetchError):
+    """The proxy itself failed: neither the page nor its host is to blame, so nothing is counted against them."""
+
+    kind = "proxy_error"
+
+    def __init__(self, message: str, url: str = "", *, wait_ms: int = 0) -> None:
+        super().__init__(message, url)
+        self.wait_ms = wait_ms
+        """Until another try makes sense."""
+
+
+class ProxyRefused(FetchError):
+    """The proxy works, and does not let us through to this host."""
+
+    kind = "proxy_refused"
+    is_retryable = False
+
+
 class TlsError(FetchError):
     """No secure connection came about. `kind` says on the instance what is wrong with a certificate."""
 

@@ -142,7 +142,7 @@ def _letter_line(letter: Letter, shards: int) -> str:
     tries = "" if letter.task is None else letter.task.attempt
     return (
         f"{letter.name(shards):<20}  {moment(letter.died_at_ms):<20}  {letter.reason:<18}  {tries:>5}  "
-        f"{letter.last_status or '-':>6}  {letter.url}{'' if letter.kind == 'page' else ' (robots task)'}"
+        f"{letter.last_status or '-':>6}  {letter.url}{'' if letter.kind == 'page' else f' ({letter.kind} task)'}"
     )
 
 

@@ -45,6 +45,11 @@ AUTH_HELP: Final = (
     "Send a user name and password (HTTP Basic) to a host, over https only unless HOST begins with http://. Not kept "
     "either; see --header."
 )
+PROXY_HELP: Final = (
+    "Fetch through this proxy: http://, socks5:// (names are resolved here) or socks5h:// (by the proxy), with "
+    "USER:PASSWORD@ where one is needed. May be repeated: each host keeps one of them, and goes to another while "
+    "its own fails. Not kept either; see --header."
+)
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
 
@@ -93,6 +98,15 @@ class Names(click.ParamType[tuple[str, ...]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
+
+
+class Networks(click.ParamType[tuple[str, ...]]):
+    """Networks between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "networks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("ip_exempt", value))
 
 
 class OnePath(click.ParamType[str]):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
-from streamcrawl.work.logs import Level, Logger, Said
+from streamcrawl.work.logs import FromLibraries, Level, Logger, Said
 from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Running:
         self._is_json = is_json
         self._console = Console(file=cast("IO[str]", _DeafStream(sys.stderr)) if sys.stderr else None, stderr=True)
         self._logger = Logger(self._print, is_json=log_format == "json", least=Level(log_level))
+        if self._logger.is_json:
+            logging.getLogger().addHandler(FromLibraries(self._logger))
         self._main: asyncio.Task[Any] | None = None
         self._signals = 0
         self._grace_ms = 0

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.fleet import LINE_S, Showing
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
@@ -29,6 +30,7 @@ from streamcrawl.cli.opening import (
     merged_scope,
     new_sinks,
     seeds_state,
+    settings_of_new_crawl,
 )
 from streamcrawl.cli.options import write
 from streamcrawl.cli.running import Stored, read_state, read_stored
@@ -37,7 +39,7 @@ from streamcrawl.cli.worker_run import compare_given
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number
-from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, make_settings
+from streamcrawl.settings import Given, check_name, make_settings
 from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
@@ -218,7 +220,8 @@ class _Seeding:
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options
-        settings = make_settings(options.name, options.settings)
+        own = settings_of_new_crawl(options.settings)
+        settings = make_settings(options.name, {**options.settings, **own})
         check_memory(store, settings)
         sinks = new_sinks(options.outputs, options.name, settings, is_new=True)
         await check_databases(sinks)
@@ -232,9 +235,8 @@ class _Seeding:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
-        given = {name: one for name, one in options.settings.items() if CLASSES[name][0] is not SettingClass.LOCAL}
         crawl, is_new = await open_crawl(
-            store.client, settings, sinks=[sink.name for sink in sinks], given=encode_given(given)
+            store.client, settings, sinks=[sink.name for sink in sinks], given=encode_given(own)
         )
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
         state = await seeds_state(scope, settings, None)
@@ -242,6 +244,8 @@ class _Seeding:
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
             self.tell(f"crawl {options.name} begun, into {', '.join(sink.path for sink in sinks)}")
+            if contact.is_missing(settings, state):
+                self.log(contact.MISSING)
         return crawl, settings
 
     # -- while it runs

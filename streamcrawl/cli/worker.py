@@ -10,6 +10,7 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -66,6 +67,15 @@ if TYPE_CHECKING:
     help=AUTH_HELP,
 )
 @click.option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    cls=GroupedOption,
+    setting="proxies",
+    help=PROXY_HELP,
+)
+@click.option(
     "--nameserver",
     "nameservers",
     metavar="ADDRESS[:PORT]",
@@ -111,6 +121,7 @@ def command(
     concurrency: int | None,
     headers: tuple[str, ...],
     auth: tuple[str, ...],
+    proxies: tuple[str, ...],
     nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,

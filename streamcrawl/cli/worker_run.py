@@ -14,6 +14,7 @@ from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -61,6 +62,7 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
+    parse_proxies(settings.proxies)
     worker = _Worker(
         settings, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level
     )
@@ -102,6 +104,7 @@ class _Worker(Running):
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
+            check_proxied(settings)
             compare_given(self._name, self._given, settings, place=self._place, log=self.log)
             status = await read_status(store.client, self._name)
             self.tell(

@@ -24,6 +24,7 @@ from streamcrawl.ops.metrics import counter, gauge
 from streamcrawl.ops.probes import healthy, unanswered
 from streamcrawl.ops.serving import Reply, exposition
 from streamcrawl.ops.status import STOPS, read_status
+from streamcrawl.rules.sitemaps import Listed
 from streamcrawl.rules.task import DropReason, Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.store.connection import mapped_errors
@@ -58,7 +59,7 @@ HISTORY_S: Final = 300.0
 TARGET_DEFAULT_S: Final = 60.0
 """How long a backlog may take, when an autoscaler does not say it."""
 _OURS: Final = frozenset(
-    {*(reason.value for reason in (*DropReason, *LeftOut)), *fetch_error_kinds()}
+    {*(reason.value for reason in (*DropReason, *LeftOut, *Listed)), *fetch_error_kinds()}
     | {"codec", "crashed", "handler", "internal", "retry", "host_unreachable", "robots_unreachable"}
     | {"purged", "replayed", "old_copy", *(f"http_{status}" for status in (408, 425, 429, *range(500, 600)))}
 )

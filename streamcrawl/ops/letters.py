@@ -36,7 +36,7 @@ COUNTED_MAX: Final = 10_000
 CODEC: Final = "codec"
 """The reason of letters whose task could not be read: what they carry in its place is none."""
 _ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,19}(?:-\d{1,19})?)")
-_ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
+_LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task (kind_of in _hosts.lua)."""
 
 
@@ -97,7 +97,8 @@ class Letter:
 
     @property
     def kind(self) -> str:
-        return Kind.ROBOTS if _ROBOTS_TASK.match(self.stored) else Kind.PAGE
+        line = _LINE.match(self.stored)
+        return line[1].decode() if line is not None and line[1].decode() in set(Kind) else Kind.PAGE
 
     @property
     def died_at_ms(self) -> int:
@@ -327,7 +328,7 @@ async def totals_by_reason(crawl: Shards) -> dict[str, int]:
             totals: Any = await frontier.client.hgetall(frontier.keys.totals)
         for name, count in totals.items():
             line, _, reason = name.decode().partition(".dead.")
-            if line in (Kind.PAGE, Kind.ROBOTS) and reason and int(count):
+            if line in set(Kind) and reason and int(count):
                 counts[reason] += int(count)
     return dict(counts.most_common())
 

@@ -141,6 +141,8 @@ class HostStatus:
     host: str
     queued: int
     reason: str = ""
+    asked_in_ms: int = 0
+    """Until a failing one is asked by one fetch, to see whether it is back: its circuit is open. 0: it is half-open."""
     for_ms: int | None = None
 
 
@@ -251,12 +253,17 @@ class Status:
     @property
     def is_complete(self) -> bool:
         """Whether all seeds are in and nothing is left to do, but for what blocked hosts keep."""
-        return self.is_closed and (not self.page("queued") or self._is_only_blocked) and not self.under_way
+        return self.is_closed and (not self.queued or self._is_only_blocked) and not self.under_way
+
+    @property
+    def queued(self) -> int:
+        """Pages and sitemaps in the queues of their hosts."""
+        return self.page("queued") + self.sitemap("queued")
 
     @property
     def under_way(self) -> int:
-        """What is neither queued nor ended: pages, and records that are not written yet."""
-        return self.streamed + self.page("delayed") + sum(sink.waiting for sink in self.sinks)
+        """What is neither queued nor ended: pages and sitemaps, and records that are not written yet."""
+        return self.streamed + self.page("delayed") + self.sitemap("delayed") + sum(sink.waiting for sink in self.sinks)
 
     @property
     def _is_only_blocked(self) -> bool:
@@ -266,8 +273,13 @@ class Status:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
         return self.totals.get(f"page.{state}", 0)
 
+    def sitemap(self, state: str) -> int:
+        """Return a count of sitemaps: the same, and continued, flawed by reason."""
+        return self.totals.get(f"sitemap.{state}", 0)
+
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return pages that are `dead` or `dropped` by reason, the most frequent first; robots tasks that died too."""
+        """Return tasks that are `dead` or `dropped`, or how often they `waited`, by reason, the most frequent first:
+        pages, robots.txt, sitemaps."""
         counts: Counter[str] = Counter()
         for kind in Kind:
             start = f"{kind}.{state}."
@@ -279,15 +291,31 @@ class Status:
     def links_left_out(self) -> dict[str, int]:
         """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
         as often as a page had it: they never became tasks, so no other count has them."""
-        start = "links."
+        return self._named("links.")
+
+    def refusals(self) -> dict[str, int]:
+        """Return how often hosts refused a fetch, by what slowed them down (`Refusal`), the most frequent first."""
+        return self._named("throttled.")
+
+    def _named(self, start: str) -> dict[str, int]:
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
+    def sitemaps_flawed(self) -> dict[str, int]:
+        """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
+        the most frequent first. One may have several."""
+        start = "sitemap.flawed."
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["refusals"] = self.refusals()
+        document["sitemaps_flawed"] = self.sitemaps_flawed()
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
+        document["waited_by_reason"] = self.by_reason("waited")
         return dict(document)
 
 
@@ -490,8 +518,8 @@ class _Details:
 
     oldest: dict[str, str] = field(default_factory=dict)
     """Key of a stream -> id of the entry that waits longest."""
-    hosts: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Host key -> what is queued, and how it fails."""
+    hosts: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """Host key -> what is queued, how it fails, and until when it is left alone (crawl time, ms)."""
     hosts_due: int = 0
 
 
@@ -512,7 +540,7 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
         for host, keys in hosts.items():
-            pipe.hmget(keys.host(host), ["queued", "failing"])
+            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until"])
         with mapped_errors():
             answers = iter(await pipe.execute())
     details.hosts_due = sum(next(answers) for _ in scheduled)
@@ -520,8 +548,8 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
     for host in hosts:
-        queued, reason = next(answers)
-        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"))
+        queued, reason, until = next(answers)
+        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"), int(until or 0))
     return details
 
 
@@ -681,11 +709,12 @@ def _dead_letter(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
 
 def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now_ms: int) -> None:
     def named(place: str, now_of: Callable[[_Shard], int]) -> list[HostStatus]:
-        found = [
-            HostStatus(host, *details.hosts.get(host, (0, "")), for_ms=_age(since, now_of(shard)))
-            for shard in shards
-            for host, since in shard.named(place)
-        ]
+        found = []
+        for shard in shards:
+            for host, since in shard.named(place):
+                queued, reason, until = details.hosts.get(host, (0, "", 0))
+                asked_in_ms = max(0, until - shard.now(now_ms)) if place == "failing" else 0
+                found.append(HostStatus(host, queued, reason, asked_in_ms, _age(since, now_of(shard))))
         return sorted(found, key=lambda one: (-(one.for_ms or 0), one.host))[:HOSTS_NAMED_MAX]
 
     status.failing = named("failing", lambda shard: shard.now(now_ms))
@@ -782,9 +811,13 @@ def status_lines(status: Status) -> list[str]:
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
         ("links left out", reasons(status.links_left_out())),
+        ("refusals", reasons(status.refusals())),
+        *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
+    if waited := status.by_reason("waited"):
+        rows.append(("sent back", f"to wait: {reasons(waited)}"))
     rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
         ("hosts scheduled", number(status.hosts_scheduled)),
@@ -814,6 +847,16 @@ def status_lines(status: Status) -> list[str]:
     return lines
 
 
+def _sitemaps_text(status: Status) -> str:
+    waiting = status.sitemap("queued") + status.sitemap("delayed")
+    flaws = status.sitemaps_flawed()
+    return (
+        f"{number(status.sitemap('done'))} read"
+        + (f", {number(waiting)} waiting" if waiting else "")
+        + (f"; flawed: {reasons(flaws)}" if flaws else "")
+    )
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -824,8 +867,8 @@ def condition(status: Status) -> str:
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
     if status.is_complete:
-        words.append("complete but for what blocked hosts keep" if status.page("queued") else "complete")
-    elif status.page("queued") + status.under_way:
+        words.append("complete but for what blocked hosts keep" if status.queued else "complete")
+    elif status.queued + status.under_way:
         words.append("at work" if status.is_alive else "at rest, no worker is alive")
     else:
         words.append("nothing to do, more seeds may come")
@@ -863,7 +906,8 @@ def feeder_text(feeder: FeederStatus) -> str:
 
 
 def _failing_text(one: HostStatus) -> str:
-    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)})"
+    then = f"asked again in {span(one.asked_in_ms)}" if one.asked_in_ms else "asked by one fetch at a time"
+    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)}, {then})"
 
 
 def _kept_text(one: HostStatus) -> str:

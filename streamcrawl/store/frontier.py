@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from streamcrawl.rules.politeness import Refusal
     from streamcrawl.rules.task import CrawlTask, Kind, Outcome
 
 LINKS_PER_CALL: Final = 250
@@ -47,6 +48,8 @@ SEEDS: Final = "seeds"
 LINKS: Final = "links"
 SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("delay_ms", "delay_ms"),
+    ("delay_factor", "delay_factor"),
+    ("delay_max_ms", "delay_max_ms"),
     ("cap", "host_concurrency"),
     ("robots", "obey_robots"),
     ("pages_max", "pages_max"),
@@ -63,7 +66,7 @@ _DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max", "sin
 _PACK: Final = msgspec.msgpack.Encoder().encode
 _STR32: Final = struct.Struct(">BI").pack
 """Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
-_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 
 
@@ -93,7 +96,8 @@ class Links:
     flat: list[str | bytes] = field(default_factory=list)
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
-        """Add one task to offer; `fp` is its fingerprint when the caller has it already."""
+        """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
+        (`sitemap_fingerprint`), or the caller has it already."""
         self.flat += (str(fingerprint(task.url) if fp is None else fp), task.host, task.level.value, encode_rest(task))
 
     def __len__(self) -> int:
@@ -126,6 +130,10 @@ class Commit:
     """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
+    took_ms: int = 0
+    """How long the request took, connecting included; 0 when that says nothing of what the host bears."""
+    refusal: Refusal | None = None
+    """Why the host's delay doubles."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -142,6 +150,8 @@ class Commit:
                 [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
+                self.took_ms,
+                "" if self.refusal is None else self.refusal.value,
             )
         )
 
@@ -158,6 +168,14 @@ class Dispatched:
     """Until the next host is due; 0 when work is due already, -1 when nothing is scheduled."""
     word: str
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
+
+
+class Wait(NamedTuple):
+    """Why an entry goes back although neither its host nor its page is to blame, and for how long."""
+
+    ms: int
+    reason: str
+    """`proxy_error` or `address_cap`, counted as `page.waited.<reason>`."""
 
 
 class Mind(NamedTuple):
@@ -224,18 +242,19 @@ class Frontier:
         """Tell the name of each script that was answered from now on, and the seconds that it took."""
         self._scripts.observe = told
 
-    async def offer(self, links: Links, *, whose: str = SEEDS) -> tuple[str, int]:
+    async def offer(self, links: Links, *, whose: str = SEEDS, can_wait: bool = False) -> tuple[str, int]:
         """Offer at most LINKS_PER_CALL links.
 
         Args:
             whose: SEEDS, which wait at the bounds; LINKS of a page in another shard; or the entry of this shard whose
                 page they come from, as their fence.
+            can_wait: They come from a sitemap, which can be read again: FULL while half of the frontier's bound waits.
 
         Returns:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)))
+        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def dispatch(self, limit: int) -> Dispatched:
@@ -275,20 +294,28 @@ class Frontier:
         await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
 
     async def hand_back(
-        self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        stream: str,
+        entry_ids: Sequence[str],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> int:
         """Give entries back that will not be finished; returns how many were still ours.
 
         Args:
             is_robots_stale: There was no robots verdict for their host; its gate asks again.
             is_begun: A fetch of them was broken off, so the host's delay counts from now.
+            wait: How long their hosts are left alone, and why.
         """
+        extra = () if wait is None else (wait.ms, wait.reason)
         how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
         for start in reversed(range(0, len(entry_ids), TAKEN_PER_CALL)):
             chunk = _PACK(list(entry_ids[start : start + TAKEN_PER_CALL]))
-            answer = await self._run("hand_back", self.epoch, stream, chunk, how)
+            answer = await self._run("hand_back", self.epoch, stream, chunk, how, *extra)
             back += answer[1]
         return back
 
@@ -479,6 +506,26 @@ class Frontier:
         if persistence.get("aof_enabled"):
             await asyncio.sleep(SYNCED_AFTER_S)
         return True
+
+    async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
+        """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.
+
+        Args:
+            changes: Flat: what names the cookie, flags, value, how long it lasts in ms (0: no end, -1: it goes), …
+
+        Returns:
+            The same, flat, without those that have expired.
+        """
+        answer = await self._run("cookies", self.epoch, jar, _PACK(list(changes)))
+        return [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in answer[1]]
+
+    async def addresses(self, given: Sequence[str], wanted: Sequence[str], *, cap: int, ttl_ms: int) -> list[int]:
+        """Give leases of IP addresses back (address, member, …), then take some (address, member, host key, …).
+
+        Returns for each of the wanted 0, or the ms after which its host should ask again.
+        """
+        answer = await self._run("addresses", self.epoch, _PACK(list(given)), _PACK(list(wanted)), cap, ttl_ms)
+        return list(answer[1])
 
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""

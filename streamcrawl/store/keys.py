@@ -52,6 +52,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^feeders$", "feeders", "hash", True),
         (r"^grants$", "grants", "hash", True),
         (r"^robots:.+$", "robots", "string", False),
+        (r"^cookies:.+$", "cookies", "hash", False),
+        (r"^address:.+$", "address", "zset", False),
+        (r"^awaiting:.+$", "awaiting", "zset", False),
     )
 )
 

@@ -8,6 +8,7 @@ JSON object. Pure but for `Logger`, which asks the clock. Start at `Said`.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import Counter, OrderedDict
@@ -173,6 +174,21 @@ class Logger:
 
     def _put(self, said: Said) -> None:
         self._write(as_json(said, **self.fields) if self.is_json else said)
+
+
+class FromLibraries(logging.Handler):
+    """Says what libraries log by Python's `logging`, so that no other line stands between JSON objects."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            level = Level.ERROR if record.levelno >= logging.ERROR else Level.WARNING
+            self._say(Said(self.format(record), level, logger=record.name))
+        except Exception:
+            self.handleError(record)
 
 
 def as_json(said: Said, **fields: Any) -> str:

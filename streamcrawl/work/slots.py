@@ -21,20 +21,21 @@ from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.meters import QUEUE_WAIT, TASK_LATENCY
+from streamcrawl.work.page_work import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.rules.task import CrawlTask
-    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.frontier import Entry, Wait
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
     from streamcrawl.work.lag import ServerClock
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
-    from streamcrawl.work.page_work import Ending, PageWork
+    from streamcrawl.work.page_work import PageWork
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -240,7 +241,7 @@ class Slots:
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
             self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
-            self._chore(self._give_back(hand, is_begun=True))
+            self._chore(self._give_back(hand, Ending(None, is_begun=True)))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
@@ -251,7 +252,7 @@ class Slots:
             self._submit(hand, ending)
         else:
             if ending.commit is None:
-                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun))
+                self._chore(self._give_back(hand, ending))
             else:
                 self._submit(hand, ending)
 
@@ -259,7 +260,8 @@ class Slots:
         """Offer what does not fit into the page's commit: chunks of its own shard by the fence, then other shards'."""
         assert ending.commit is not None
         # Before the first of them: a server that comes back may have lost what it took, and must not take the commit.
-        ending.commit.server = restarts_of(self._crawl.client).run_id
+        if not ending.commit.server or ending.instead is None:
+            ending.commit.server = restarts_of(self._crawl.client).run_id
         frontier = self._crawl.frontiers[entry.shard]
         for chunk in ending.ahead:
             word, _ = await until_answered(
@@ -283,7 +285,8 @@ class Slots:
         def done(word: str) -> None:
             if word == "RESTARTED" and not self._give_up.is_set():
                 hand.is_submitted = False
-                hand.running = asyncio.create_task(self._slot(hand, ending), name=f"slot {hand.entry.id}")
+                again = ending.instead or ending
+                hand.running = asyncio.create_task(self._slot(hand, again), name=f"slot {hand.entry.id}")
                 return
             if word == "DONE":
                 self._note_latency(hand.task, ending.commit)
@@ -334,8 +337,10 @@ class Slots:
         self._chores.add(chore)  # a task that nobody holds may be collected in the middle
         chore.add_done_callback(self._chores.discard)
 
-    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
-        await self._hand_back([hand.entry], is_robots_stale=is_robots_stale, is_begun=is_begun)
+    async def _give_back(self, hand: _Hand, ending: Ending) -> None:
+        await self._hand_back(
+            [hand.entry], is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun, wait=ending.wait
+        )
         self._end(hand)
 
     async def _hand_back_waiting(self, *, crashes_below: int | None = None) -> None:
@@ -348,7 +353,12 @@ class Slots:
             self._end(hand)
 
     async def _hand_back(
-        self, entries: Sequence[Entry], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        entries: Sequence[Entry],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> None:
         for shard, frontier in enumerate(self._crawl):
             entry_ids = [entry.id for entry in entries if entry.shard == shard]
@@ -357,7 +367,7 @@ class Slots:
             try:
                 await until_answered(
                     lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
-                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun, wait=wait
                     ),
                     self._patience,
                     self._give_up,

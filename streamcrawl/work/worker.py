@@ -73,7 +73,8 @@ async def run_worker(child: Child) -> None:
 
     stalls = StallWatch()
     is_archiving = any(map(is_archive, spec.sinks))
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope), is_archiving=is_archiving) as fetcher:
+    inside = Inside.of_state(spec.scope)
+    async with Fetcher(settings, inside=inside, is_archiving=is_archiving, log=child.log) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -143,6 +144,7 @@ async def run_worker(child: Child) -> None:
             hurry = _start(_hurry(child, slots), "hurry")
             await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
             hurry.cancel()
+            await work.addresses.close()
             for shard in shards:
                 shard.offers.stop()
                 shard.commit.stop(give_up=True)

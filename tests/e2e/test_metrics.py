@@ -289,6 +289,21 @@ def test_port_that_is_taken_is_one_line_and_nothing_is_started(command: Command,
     assert (said["level"], said["message"]) == ("error", result.err.removeprefix("streamcrawl: ").rstrip())
 
 
+def test_private_redis_of_a_crawl_is_shown_while_it_runs(command: Command, leisurely_site: SiteProcess) -> None:
+    assert "give --redis URL" in command.run("exporter", "127.0.0.1").err
+    with command.start("crawl", leisurely_site.seed_url, "--delay", "1") as crawl:
+        crawl.until(lambda: command.lines() >= 1, "a page")
+        with command.start("exporter", "--port", "0") as exporting:
+            port = port_of(exporting)
+            assert port.scrape().total("tasks_done_total", crawl="127.0.0.1", kind="page") >= 1
+            # Sixty pages of a host a second apart: it runs until it is stopped.
+            crawl.interrupt()
+            assert crawl.wait().code == ExitCode.STOPPED
+            until(lambda: port.scrape().total("redis_up") == 0, "its server has ended")
+            exporting.process.send_signal(signal.SIGTERM)
+            assert exporting.wait().code == ExitCode.DONE
+
+
 def test_worker_that_waits_for_its_crawl_lives_and_is_not_ready(watched: Watched) -> None:
     worker = watched.worker()
     assert worker.get("/healthz") == (200, "ok\n")

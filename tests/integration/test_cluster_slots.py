@@ -94,6 +94,17 @@ async def visit(lab: Lab) -> None:
     await lab.frontier.end_visit("http://v.example", reservation, since_end_ms=0)
 
 
+async def addresses(lab: Lab) -> None:
+    wanted = [part for n in range(2) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.example")]
+    assert await lab.frontier.addresses([], wanted, cap=1, ttl_ms=1000) == [0, 250]
+    assert await lab.frontier.addresses(["192.0.2.1", "0:0-1"], wanted[3:], cap=1, ttl_ms=1000) == [0]
+
+
+async def cookies(lab: Lab) -> None:
+    change = ["a;a.example;/", "", "1", 0]
+    assert await lab.frontier.cookies("site:a.example", change) == change
+
+
 async def commit(lab: Lab) -> None:
     done, retried, unanswered = await lab.take("w1")
     found = links("http://d.example/1", "http://a.example/new")
@@ -219,6 +230,8 @@ CALLS: Final[tuple[Call, ...]] = (
         dispatch,
         start,
         visit,
+        addresses,
+        cookies,
         commit,
         due,
         hand_back,

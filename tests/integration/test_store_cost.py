@@ -25,6 +25,7 @@ from streamcrawl.store.queue_store import (
 )
 from streamcrawl.store.scripts import digest, script_names, source
 from streamcrawl.store.shards import delete_crawl
+from streamcrawl.work.addresses import LEASES_PER_CALL
 from tests.integration.snapshot import FETCH_STREAM, Lab, fast, links
 
 if TYPE_CHECKING:
@@ -125,6 +126,25 @@ async def test_100_entries_taken_back(slowlog: Lab, script: str) -> None:
         else:
             assert await frontier.hand_back(FETCH_STREAM, [one.id for one in held]) == 100
     await report(slowlog, script, "100 entries of 100 hosts")
+
+
+async def test_100_leases_of_addresses_taken_and_given_back(slowlog: Lab) -> None:
+    many = range(LEASES_PER_CALL)
+    # One address, of which every second is refused; and as many with a lease each.
+    for addresses, cap in ((["192.0.2.1"] * len(many), 50), ([f"192.0.2.{m}" for m in many], 1)):
+        for n in range(ROUNDS):
+            wanted = [part for m in many for part in (addresses[m], f"0:{n}-{m}", f"http://h{m}.test")]
+            given = [part for m in many for part in (addresses[m], f"0:{n - 1}-{m}")]
+            assert len(await slowlog.frontier.addresses(given, wanted, cap=cap, ttl_ms=60_000)) == len(many)
+    await report(slowlog, "addresses", f"{LEASES_PER_CALL} leases, as many given back")
+
+
+async def test_cookies_of_a_full_jar(slowlog: Lab) -> None:
+    for n in range(ROUNDS):
+        flat = [part for m in range(50) for part in (f"{n}-{m};a.test;/", "", "x" * 300, 60_000)]
+        found = await slowlog.frontier.cookies("site:a.test", flat)
+    assert len(found) == 400
+    await report(slowlog, "cookies", "50 set in a jar of 100")
 
 
 async def test_give_up_buries_500(slowlog: Lab) -> None:

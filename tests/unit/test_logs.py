@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
-from streamcrawl.work.logs import BURST, KINDS_MAX, WINDOW_S, Level, Logger, Repeats, Said, as_said, kind_of
+from streamcrawl.work.logs import (
+    BURST,
+    KINDS_MAX,
+    WINDOW_S,
+    FromLibraries,
+    Level,
+    Logger,
+    Repeats,
+    Said,
+    as_said,
+    kind_of,
+)
 
 
 class Clock:
@@ -121,3 +133,21 @@ def test_kinds_are_bounded_and_none_is_forgotten_silently() -> None:
     written = [str(said) for word in words for said in repeats.admit(Said(f"kind {word}"), 1.0)]
     assert written.count("the first kind (1 like this were held back)") == 1
     assert len(written) == KINDS_MAX + 1
+
+
+def test_what_libraries_log_is_said_with_their_level() -> None:
+    logger, lines, _ = logger_of(is_json=True)
+    library, handler = logging.getLogger("a library"), FromLibraries(logger)
+    library.addHandler(handler)
+    library.info("nobody needs this")
+    library.warning("%d connections left open", 3)
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        library.exception("it broke")
+    library.removeHandler(handler)
+    first, second = map(json.loads, lines)
+    assert (first["level"], first["logger"], first["message"]) == ("warning", "a library", "3 connections left open")
+    assert second["level"] == "error"
+    assert second["message"].startswith("it broke\nTraceback")
+    assert second["message"].endswith("ValueError: bad")

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +23,11 @@ from streamcrawl.cli.opening import (
     SUFFIX,
     check_memory,
     check_output,
+    check_program,
     merged_scope,
     new_sink,
     seeds_state,
+    tell_flow,
 )
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
@@ -37,9 +39,10 @@ from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.work.program import load_program
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
     import click
     from redis.asyncio import Redis
 
+    from streamcrawl.work.program import Program
+
 
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
@@ -69,6 +74,8 @@ class CrawlOptions:
     """What was typed."""
 
     urls: tuple[str, ...] = ()
+    app: str = ""
+    """`module:attribute` of a program; '' for a plain crawl."""
     seeds: str | None = None
     output: str | None = None
     name: str | None = None
@@ -85,7 +92,8 @@ class CrawlOptions:
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
-        own = {name: options[name] for name in ("urls", "seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own: dict[str, Any] = {name: options[name] for name in ("urls", "app") if name in options}
+        own |= {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
         return cls(
             **own,
             is_fresh=options["fresh"],
@@ -101,13 +109,31 @@ def crawl(options: CrawlOptions) -> ExitCode:
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
+    program = None
+    if options.app:
+        program = load_program(options.app)
+        options = _of_program(options, program)
     _check(options)
-    run = _Crawl(options)
+    run = _Crawl(options, program)
     try:
         return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
+
+
+def _of_program(options: CrawlOptions, program: Program) -> CrawlOptions:
+    """Return what was typed, completed by what the program says."""
+    settings = program.settings | options.settings
+    if settings.get("handler", Given(None, "")).value is not None:
+        raise ConfigError(f"{settings['handler'].source} names a handler, and a program has its own: leave it out")
+    return replace(
+        options,
+        # Those of an option or a file instead, so that a program can be tried on other seeds.
+        urls=() if options.seeds or options.is_resume else program.seeds,
+        name=options.name if options.name is not None else program.name,
+        settings=settings,
+    )
 
 
 def _check(options: CrawlOptions) -> None:
@@ -125,7 +151,9 @@ def _check(options: CrawlOptions) -> None:
             raise ConfigError(f"--seeds {options.seeds} cannot be read: {error.strerror}") from error
     if not (options.urls or options.seeds or options.is_resume):
         raise ConfigError(
-            "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
+            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give --seeds FILE"
+            if options.app
+            else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
         )
     check_output(options.output)
 
@@ -133,9 +161,10 @@ def _check(options: CrawlOptions) -> None:
 class _Crawl(Running):
     """One run of the command."""
 
-    def __init__(self, options: CrawlOptions) -> None:
+    def __init__(self, options: CrawlOptions, program: Program | None = None) -> None:
         super().__init__(is_quiet=options.is_quiet, is_json=options.is_json)
         self._options = options
+        self._program = program
         self._name = ""
 
     async def run(self) -> ExitCode:
@@ -179,8 +208,12 @@ class _Crawl(Running):
             if stored is None:
                 # Killed between its opening and the storing of its seeds: without them it would end as complete.
                 raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
+        if stored is not None:
+            check_program(self._name, stored, is_program=self._program is not None)
         sinks = self._sinks(stored, is_new=is_new)
         crawl, settings, version = await self._open(store, state, sinks)
+        if self._program is not None:
+            await tell_flow(crawl, self._program, [sink.name for sink in sinks])
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
             head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
@@ -191,7 +224,10 @@ class _Crawl(Running):
             )
         pages_before = 0
         if is_new:
-            self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
+            places = [sink.path for sink in sinks]
+            if self._program is not None:
+                places += [stage.name for stage in self._program.stages if stage.is_sink]
+            self.tell(f"crawling into {', '.join(places)}")
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
         now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
@@ -217,6 +253,8 @@ class _Crawl(Running):
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
+                app=options.app,
+                program=self._program,
                 feeding=(self._feed(seeds, again),),
             )
         )
@@ -315,6 +353,9 @@ class _Crawl(Running):
         return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
 
     def _resume_command(self) -> str:
+        if self._program is not None:
+            name = () if self._name == self._program.name else ("--name", self._name)
+            return shlex.join(["streamcrawl", "run", self._options.app, "--resume", *name, *self._options.place])
         return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self._name, *self._options.place])
 
     def _sinks(self, stored: Stored | None, *, is_new: bool) -> list[SinkSpec]:
@@ -329,6 +370,8 @@ class _Crawl(Running):
                     "or --fresh to delete it and begin again"
                 )
             return sinks
+        if given is None and self._program is not None and any(stage.is_sink for stage in self._program.stages):
+            return []
         return [new_sink(given, self._name, is_new=is_new)]
 
     async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
@@ -370,6 +413,8 @@ class _Crawl(Running):
                 back += await frontier.put_back(FETCH_STREAM, "", is_crash=False)
                 for sink in sinks:
                     await frontier.put_back(sink_stream(sink.name), "", is_crash=False)
+                for stage in self._program.stages if self._program is not None else ():
+                    await frontier.put_back(stage_stream(stage.line), "", is_crash=False)
             if back:
                 self.log(f"the last run did not end in order: {number(back)} pages that it had in hand are put back")
         mended = await crawl.reconcile()
@@ -388,6 +433,7 @@ class _Crawl(Running):
             # Canonical: what was typed may carry a password.
             seeds=[seed_url(url)[0] or url for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
+            app=options.app or before.app,
             machine=before.machine or socket.gethostname(),
         )
 

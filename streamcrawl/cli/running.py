@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
     from streamcrawl.store.shards import Shards
+    from streamcrawl.work.program import Program
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """Name in Redis -> absolute path."""
     seeds: list[str] = []
     seeds_file: str | None = None
+    app: str = ""
+    """The program whose crawl it is, as it was named; '' for a plain crawl."""
     machine: str = ""
     """Where it was created, and an output is begun that nobody has written to yet."""
 
@@ -89,6 +92,11 @@ class Job:
     where they were written last. None for who may begin and continue them here."""
     stays_for: Collection[str] = ()
     """Words of the end after which this process waits for more."""
+    app: str = ""
+    """Where the program is; '' for a plain crawl."""
+    program: Program | None = None
+    only: Collection[str] = ()
+    """Stages that run here; empty for all."""
     feeding: Sequence[Coroutine[Any, Any, None]] = field(default_factory=tuple)
     """What else runs as long as the workers do: seeds that are offered, until `Running.stop_feeding`."""
 
@@ -168,6 +176,9 @@ class Running:
             version=job.version,
             stays_for=job.stays_for,
             memory_default_bytes=None if job.store.embedded is None else MEMORY_DEFAULT_BYTES,
+            app=job.app,
+            program=job.program,
+            only=job.only,
             log=self.log,
         )
         started = time.monotonic()

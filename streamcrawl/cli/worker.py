@@ -27,7 +27,22 @@ if TYPE_CHECKING:
 
 
 @click.command("worker", cls=GroupedCommand, context_settings=CONTEXT)
-@click.argument("name")
+@click.argument("name", metavar="NAME|MODULE:ATTRIBUTE")
+@click.option(
+    "--stage",
+    "stages",
+    metavar="S",
+    multiple=True,
+    cls=GroupedOption,
+    help="Of a program: work for this stage only; may be repeated. `page` is the fetch. Default: all.",
+)
+@click.option(
+    "--name",
+    "crawl_name",
+    metavar="NAME",
+    cls=GroupedOption,
+    help="Of a program: the crawl, where `run` gave it another name than the program has.",
+)
 @redis_option(help="Redis that keeps the crawl, the same for all of its workers. [STREAMCRAWL_REDIS]")
 @click.option(
     "--processes",
@@ -102,6 +117,8 @@ if TYPE_CHECKING:
 @guarded
 def command(
     name: str,
+    stages: tuple[str, ...],
+    crawl_name: str | None,
     redis_url: str | None,
     processes: int | None,
     concurrency: int | None,
@@ -113,7 +130,7 @@ def command(
     is_quiet: bool,
     debug: bool,
 ) -> ExitCode:
-    """Work at the crawl NAME on a shared Redis: fetch with everybody else who does, until it ends.
+    """Work at the crawl NAME on a shared Redis, or at that of a program, with everybody else who does, until it ends.
 
     May be started on any machine, as often as wanted, at any moment: one that comes before its crawl waits for it, and
     Ctrl-C or SIGTERM stops it in order, with nothing lost, repeated or left behind. While the crawl is paused, or
@@ -124,10 +141,18 @@ def command(
 
     \b
     streamcrawl worker wide --redis redis://10.0.0.5:6379/0 --processes 4
+    streamcrawl worker shop:crawl --stage priced --redis redis://10.0.0.5:6379/0
     """
     from streamcrawl.cli.worker_run import work
 
     context = click.get_current_context()
     return work(
-        name, redis_url, given=given_settings(context), place=place_of(context), is_json=is_json, is_quiet=is_quiet
+        name,
+        redis_url,
+        given=given_settings(context),
+        place=place_of(context),
+        stages=stages,
+        crawl_name=crawl_name,
+        is_json=is_json,
+        is_quiet=is_quiet,
     )

@@ -9,6 +9,7 @@ import asyncio
 import shlex
 from typing import TYPE_CHECKING, Any, Final
 
+from streamcrawl.cli.opening import check_program, tell_flow
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
@@ -19,12 +20,14 @@ from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.program import PAGE, load_program
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from streamcrawl.settings import Settings
+    from streamcrawl.work.program import Program
 
 LOOK_S: Final = 0.5
 """Between two looks for a crawl that is not there yet."""
@@ -36,6 +39,8 @@ def work(
     *,
     given: Mapping[str, Given],
     place: tuple[str, ...],
+    stages: tuple[str, ...] = (),
+    crawl_name: str | None = None,
     is_json: bool,
     is_quiet: bool,
 ) -> ExitCode:
@@ -44,10 +49,21 @@ def work(
     Args:
         given: Settings from options, environment and file. Those of this machine are used; the crawl has the others.
         place: Options that say where the crawl is kept, for the command that goes on.
+        stages: Of a program: those to work for; empty for all.
+        crawl_name: Of a program's crawl, where it is not the program's own.
 
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
+    app, program = "", None
+    if ":" in name:
+        app, program = name, load_program(name)
+        only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
+        name = crawl_name or program.name
+    elif stages or crawl_name:
+        raise ConfigError("--stage and --name are for programs: streamcrawl worker MODULE:ATTRIBUTE --stage S")
+    else:
+        only = ()
     check_name(name)
     if redis_url is None:
         raise ConfigError(
@@ -58,7 +74,7 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet)
+    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet, app=app, program=program, only=only)
     try:
         return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
@@ -70,19 +86,34 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+        self,
+        name: str,
+        given: Mapping[str, Given],
+        place: tuple[str, ...],
+        *,
+        is_json: bool,
+        is_quiet: bool,
+        app: str = "",
+        program: Program | None = None,
+        only: tuple[str, ...] = (),
     ) -> None:
         super().__init__(is_json=is_json, is_quiet=is_quiet)
         self._name = name
         self._given = given
         self._place = place
+        self._app = app
+        self._program = program
+        self._only = only
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
         async with existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
+            check_program(self._name, stored, is_program=self._program is not None)
             await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)
+            if self._program is not None:
+                await tell_flow(crawl, self._program, list(stored.sinks))
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
@@ -104,11 +135,22 @@ class _Worker(Running):
                     scope=stored.scope,
                     sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
-                    resume=shlex.join(["streamcrawl", "worker", self._name, *self._place]),
+                    resume=shlex.join(self._command()),
+                    app=self._app,
+                    program=self._program,
+                    only=self._only,
                     home=stored.machine,
                     stays_for=("UNFED",),
                 )
             )
+
+    def _command(self) -> list[str]:
+        """Return the command that does this again."""
+        if self._program is None:
+            return ["streamcrawl", "worker", self._name, *self._place]
+        name = () if self._name == self._program.name else ("--name", self._name)
+        stages = [part for stage in self._only for part in ("--stage", stage)]
+        return ["streamcrawl", "worker", self._app, *stages, *name, *self._place]
 
     async def _wait_for_crawl(self, store: Store) -> Stored:
         """Return what the crawl was begun with, once it is there as a whole: who creates it stores that last."""

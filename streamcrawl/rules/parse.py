@@ -74,7 +74,7 @@ def parse_html(
     title: str | None = None
     directives = _header_directives(robots_tag) if robots_tag else set()
     references: dict[str, None] = {}
-    for node in LexborHTMLParser(_flattened(decode_body(body, charset))).css(_ELEMENTS):
+    for node in LexborHTMLParser(flattened(decode_body(body, charset))).css(_ELEMENTS):
         tag = node.tag
         attributes = node.attributes
         if tag == "a" and "rel" not in attributes:
@@ -217,7 +217,7 @@ _NOT_COUNTED: Final = frozenset(
 _TAG: Final = re.compile(r"<(/?)([a-z][^\t\n\f\r />]*+)", re.IGNORECASE)
 
 
-def _flattened(text: str) -> str:
+def flattened(text: str) -> str:
     """Return a page in which no more than 512 elements are open at a time, and no more than 16 that format text.
 
     The tree builder of the HTML Standard, and so any parser, is quadratic in nesting: 40,000 open `<div>` took 3 s and

@@ -51,18 +51,30 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
     ("crashes_max", "crashes_max"),
+    ("stage_max", "stage_waiting_max"),
+    ("stage_bytes", "stage_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
-_DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
+_DIVIDED: Final = (
+    "frontier_max", "seeds_waiting_max", "sink_waiting_max", "stage_waiting_max", "stage_max_bytes",
+)  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
 _SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
+_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
+"""Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
 
 def sink_stream(sink: str) -> str:
     """Return a sink's stream, without the crawl's prefix."""
     return f"{FETCH_STREAM}:{sink}"
+
+
+def stage_stream(stage: str) -> str:
+    """Return the stream of a program's stage, without the crawl's prefix."""
+    return f"stream:{stage}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,12 @@ class Links:
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
         """Add one task to offer; `fp` is its fingerprint when the caller has it already."""
-        self.flat += (str(fingerprint(task.url) if fp is None else fp), task.host, task.level.value, encode_rest(task))
+        self.flat += (
+            str(fingerprint(task.known_as) if fp is None else fp),
+            task.host,
+            task.level.value,
+            encode_rest(task),
+        )
 
     def __len__(self) -> int:
         return len(self.flat) // 4
@@ -119,6 +136,8 @@ class Commit:
     """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
+    url: str = ""
+    """Of the page, for its items."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -130,6 +149,37 @@ class Commit:
                 int(self.is_fetched),
                 self.since_end_ms if since_end_ms is None else since_end_ms,
                 self.block_ms,
+                _as_text(self.detail),
+                _as_text(self.links.flat),
+                _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
+                self.server,
+                self.url,
+            )
+        )
+
+
+@dataclass(slots=True)
+class StageCommit:
+    """How one entry of a stage ends; `detail` by outcome as the header of stage_commit.lua lists it."""
+
+    entry_id: str
+    outcome: Outcome
+    detail: Sequence[Any] = ()
+    links: Links = field(default_factory=Links)
+    items: Sequence[str | bytes] = ()
+    """Flat: stage or sink, record, stage or sink, record, …"""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    server: str = ""
+    host: str = ""
+    """Of the page that the item comes from; for people."""
+
+    def pack(self, since_end_ms: int | None = None) -> bytes:
+        """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
+        return _PACK(
+            (
+                self.entry_id,
+                self.outcome.value,
                 _as_text(self.detail),
                 _as_text(self.links.flat),
                 _as_text(self.items),
@@ -235,6 +285,38 @@ class Frontier:
         answer = await self._run("commit", self.epoch, worker, limit, *packed)
         words = [word.decode() for word in answer[1]]
         return Committed(words, Dispatched(answer[2], answer[3], answer[4].decode()))
+
+    async def stage_commit(
+        self, worker: str, stage: str, packed: Iterable[bytes], limit: int
+    ) -> tuple[list[str], frozenset[str]]:
+        """Commit packed `StageCommit`s of one stage, at most LINKS_PER_CALL links in all.
+
+        Returns:
+            DONE, LEASE_LOST, RESTARTED or INVALID for each, in order; and the streams that are over their mark.
+        """
+        answer = await self._run("stage_commit", self.epoch, worker, stage, limit, *packed)
+        return [word.decode() for word in answer[1]], _names(answer[2])
+
+    async def flow(self, stages: Sequence[str], flow: bytes) -> list[str]:
+        """Tell the shard of the stages of a program, each of which gets its stream; returns all that there are now.
+
+        Args:
+            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call}.
+        """
+        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow)
+        return [name for name in answer[1].decode().split(",") if name]
+
+    async def items_left(self, stage: str) -> int:
+        """Return how many items of a stage are neither done nor dead."""
+        with mapped_errors():
+            counts: Any = await self.client.hmget(self.keys.totals, [f"{stage}.streamed", f"{stage}.delayed"])
+        return sum(int(count or 0) for count in counts)
+
+    async def throttled(self) -> frozenset[str]:
+        """Return the streams that are over their mark."""
+        with mapped_errors():
+            value: Any = await self.client.hget(self.keys.state, "throttled")
+        return _names(value or b"")
 
     async def start(
         self, entry_id: str, host: str, *, wait_max_ms: int | Literal["late"], margin_ms: int
@@ -470,6 +552,19 @@ class Frontier:
             raise map_error(error) from error
         if chunk:
             yield chunk
+
+
+def _names(joined: bytes) -> frozenset[str]:
+    return frozenset(name for name in joined.decode().split(",") if name)
+
+
+def check_stage(line: str) -> None:
+    """Raise ConfigError for the name of a stage, with its version, that cannot be."""
+    if not _STAGE.match(line):
+        raise ConfigError(
+            f"stage name {line!r} will not do: use small letters, digits and underscores, and none of "
+            f"{', '.join(sorted(_TAKEN))}"
+        )
 
 
 def script_values(settings: Settings) -> list[str]:

@@ -195,8 +195,10 @@ class Fetcher:
         is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
         on_sent: Callable[[], None] | None = None,
+        method: str = "GET",
+        data: str = "",
     ) -> Answer:
-        """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
+        """Ask for a canonical http(s) URL and return the answer, of whatever status, with its whole body.
 
         Args:
             url: Goes on the wire byte for byte. Credentials in it are left out.
@@ -205,6 +207,7 @@ class Fetcher:
             is_cut: Of a longer body the beginning is the answer; its connection is closed.
             headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
             on_sent: Called when the request goes out, after DNS and connecting.
+            method, data: What else than a GET is asked, and its body.
 
         Raises:
             BlockedAddress: the host is where this crawl must not connect to.
@@ -231,8 +234,10 @@ class Fetcher:
         is_repeated = False
         while True:
             try:
-                response = await session.get(
+                response = await session.request(
+                    method,
                     target,
+                    data=data.encode() if data else None,
                     headers=headers,
                     timeout=self._timeout,
                     ssl=not self._settings.insecure,

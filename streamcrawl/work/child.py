@@ -25,7 +25,7 @@ import msgspec
 from streamcrawl.errors import CrawlGone, StoreError, StoreUnavailable, StreamcrawlError
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream, stage_stream
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
@@ -55,11 +55,24 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     consumer: str
     role: str
-    """`fetch` or `sink`."""
+    """`fetch`, `stage` or `sink`."""
     scope: dict[str, Any] = msgspec.field(default_factory=dict)
     sinks: tuple[str, ...] = ()
     sink: str = ""
     sink_path: str = ""
+    app: str = ""
+    """`module:attribute` of the program; '' for a plain crawl."""
+    stage: str = ""
+    """Line of the stage that this child works for."""
+    work_max_ms: int = 0
+    """Longest work at one entry; 0: as the settings say."""
+
+    @property
+    def stream(self) -> str:
+        """The stream that it reads, without the crawl's prefix."""
+        if self.stage:
+            return stage_stream(self.stage)
+        return sink_stream(self.sink) if self.sink else FETCH_STREAM
 
 
 class Child:
@@ -94,7 +107,7 @@ class Child:
 
     async def leave(self) -> None:
         """Take our row out of `workers`; the supervisor does it for its children, so this is for an orphan."""
-        stream = sink_stream(self.spec.sink) if self.spec.sink else FETCH_STREAM
+        stream = self.spec.stream
         # A row that stays counts as a live worker, or writer, for up to three leases.
         with contextlib.suppress(StoreError):
             for frontier in self.crawl:
@@ -170,7 +183,8 @@ async def _end_when_stuck(child: Child) -> None:
     try:
         while True:
             settings = child.settings
-            limit_s = (settings.handler_timeout_ms + settings.timeout_ms + STUCK_SPARE_MS) / 1000
+            work_max_ms = child.spec.work_max_ms or settings.handler_timeout_ms + settings.timeout_ms
+            limit_s = (work_max_ms + STUCK_SPARE_MS) / 1000
             faulthandler.dump_traceback_later(limit_s, exit=True)
             await asyncio.sleep(limit_s / 4)
     finally:

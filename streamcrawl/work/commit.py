@@ -18,7 +18,7 @@ from streamcrawl.work.loops import Patience, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamcrawl.store.frontier import Commit, Dispatched, Frontier
+    from streamcrawl.store.frontier import Commit, Dispatched, Frontier, StageCommit
     from streamcrawl.work.loops import Log
 
 ENTRIES_PER_CALL: Final = 64
@@ -28,9 +28,9 @@ LINGER_S: Final = 0.002
 
 
 class _Waiting(NamedTuple):
-    commit: Commit
+    commit: Commit | StageCommit
     ended_at: float
-    bury: Callable[[], Commit]
+    bury: Callable[[], Commit | StageCommit]
     """Gives what to commit instead when the script finds the commit malformed."""
     done: Callable[[str], None]
     is_burial: bool = False
@@ -61,7 +61,12 @@ class CommitLoop:
         self._log = log
 
     def submit(
-        self, commit: Commit, *, ended_at: float, bury: Callable[[], Commit], done: Callable[[str], None]
+        self,
+        commit: Commit | StageCommit,
+        *,
+        ended_at: float,
+        bury: Callable[[], Commit | StageCommit],
+        done: Callable[[str], None],
     ) -> None:
         """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
         self._queue.append(_Waiting(commit, ended_at, bury, done))
@@ -102,10 +107,7 @@ class CommitLoop:
         async def call() -> list[str]:
             now = time.monotonic()
             # Rounded down: a delay counted from a moment too late is polite, one from a moment too early is not.
-            packed = [w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch]
-            committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
-            self._on_dispatched(committed.dispatched)
-            return committed.words
+            return await self._send([w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch])
 
         words = await until_answered(call, self._patience, self._give_up)
         for waiting, word in zip(batch, words, strict=True):
@@ -115,3 +117,40 @@ class CommitLoop:
                 self._wake.set()
             else:
                 waiting.done(word)
+
+    async def _send(self, packed: list[bytes]) -> list[str]:
+        committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
+        self._on_dispatched(committed.dispatched)
+        return committed.words
+
+
+class StageCommitLoop(CommitLoop):
+    """The same for the entries of one stage of a program."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        worker: str,
+        stage: str,
+        *,
+        dispatch_limit: int,
+        on_throttled: Callable[[frozenset[str]], None],
+        on_outage: Callable[[], None],
+        log: Log,
+    ) -> None:
+        """Prepare the loop; `on_throttled` is told after each batch which streams are over their mark."""
+        super().__init__(
+            frontier,
+            worker,
+            dispatch_limit=dispatch_limit,
+            on_dispatched=lambda _: None,
+            on_outage=on_outage,
+            log=log,
+        )
+        self._stage = stage
+        self._on_throttled = on_throttled
+
+    async def _send(self, packed: list[bytes]) -> list[str]:
+        words, throttled = await self._frontier.stage_commit(self._worker, self._stage, packed, self._dispatch_limit)
+        self._on_throttled(throttled)
+        return words

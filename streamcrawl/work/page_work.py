@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -41,11 +40,12 @@ from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
-from streamcrawl.rules.traps import Traps
-from streamcrawl.rules.urls import Canonicalizer, split_url
-from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links
+from streamcrawl.rules.urls import split_url
+from streamcrawl.store.frontier import Commit
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
+from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.program import ENCODE, PAGE
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
@@ -54,10 +54,11 @@ if TYPE_CHECKING:
     from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.frontier import Entry, Links, StageCommit
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.board import Board
+    from streamcrawl.work.program import Program
     from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
@@ -77,40 +78,15 @@ VISIT_MARGIN_MS: Final = 1000
 VISIT_POLL_MS: Final = 250
 BLOCKED_ROBOTS_TTL_MS: Final = 60_000
 """Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
-SEEN_KEPT: Final = 100_000
 _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
-_ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class RecentlySeen:
-    """URLs this worker knows to be in the frontier's `seen`: nine links of ten on a site are repeats, and need not
-    travel to Redis. Two generations of at most SEEN_KEPT hashes; cleared when the store may have lost something."""
-
-    def __init__(self) -> None:
-        self._young: set[int] = set()
-        self._old: set[int] = set()
-
-    def __contains__(self, url: str) -> bool:
-        key = hash(url)
-        return key in self._young or key in self._old
-
-    def add_all(self, urls: Sequence[str]) -> None:
-        """Remember URLs whose offer was answered; not before, or a lost offer would lose the page."""
-        self._young.update(map(hash, urls))
-        if len(self._young) > SEEN_KEPT:
-            self._old, self._young = self._young, set()
-
-    def clear(self) -> None:
-        self._young.clear()
-        self._old.clear()
 
 
 @dataclass(slots=True)
 class Ending:
     """How an entry is to end. `commit` None: it goes back unbegun."""
 
-    commit: Commit | None
+    commit: Commit | StageCommit | None
     ended_at: float = 0.0
     """time.monotonic() when the last byte had come."""
     ahead: list[Links] = field(default_factory=list)
@@ -146,41 +122,53 @@ class PageWork:
         *,
         stalls: StallWatch,
         on_stuck: Callable[[], None],
+        program: Program | None = None,
     ) -> None:
-        """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
+        """Prepare the work.
+
+        Args:
+            sinks: Names of the outputs.
+            on_stuck: Called when a thread of this process hangs in a handler.
+            program: Whose handlers get the pages; None for a plain crawl.
+        """
         self._stalls = stalls
         self._settings = settings
-        self._scope = scope
+        self._is_program = program is not None
+        self._links = FollowedLinks(settings, scope, crawl)
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
-        self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
-        self._form = Canonicalizer.from_settings(settings)
-        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
-        self.seen = RecentlySeen()
+        self.seen = self._links.seen
         self._telling: set[asyncio.Task[None]] = set()
-        self._handler = (
-            Handler(
-                load_handler(settings.handler),
+        if program is not None:
+            self._functions = dict(program.pages)
+            self._route = program.router(PAGE, sinks)
+        else:
+            self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
+            self._route = lambda item, depth: [
+                part for raw in (ENCODE(item),) for sink in sinks for part in (sink, raw)
+            ]
+        self._handlers = {
+            label: Handler(
+                function,
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency,
                 on_stuck=on_stuck,
+                route=self._route,
             )
-            if settings.handler
-            else None
-        )
+            for label, function in self._functions.items()
+        }
 
     def apply(self, settings: Settings, scope: Scope) -> None:
         """Go by other settings from the next question on."""
         self._settings = settings
-        self._scope = scope
+        self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
-        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
-        if self._handler is not None:
-            self._handler.timeout_ms = settings.handler_timeout_ms
+        for handler in self._handlers.values():
+            handler.timeout_ms = settings.handler_timeout_ms
 
     def decode(self, entry: Entry) -> CrawlTask | Commit:
         """Return the task of an entry, or the commit that buries an entry which cannot be read."""
@@ -309,15 +297,24 @@ class PageWork:
 
     async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
         pace = self._pace(entry)
-        url, hops = task.url, []
+        url, hops, ask = task.url, [], task.ask
         answer: Answer | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await self._fetcher.fetch(url, referrer=task.referrer, on_sent=self._on_sent(entry, task))
+                answer = await self._fetcher.fetch(
+                    url,
+                    referrer=task.referrer,
+                    headers=ask.headers or None,
+                    on_sent=self._on_sent(entry, task),
+                    method=ask.method,
+                    data=ask.body,
+                )
                 if answer.location is None:
                     break
+                if ask.method not in ("GET", "HEAD") and answer.status not in (307, 308):
+                    ask = msgspec.structs.replace(ask, method="GET", body="")  # RFC 9110 section 15.4
                 hops.append(url)
                 url = answer.location
                 if url in hops:
@@ -361,14 +358,19 @@ class PageWork:
             return _fetched(commit, answer.ended_at, decision.block_ms)
         response = Response(task, answer, links_max=self._settings.links_max)
         handled = Handled()
-        if self._handler is None:
-            handled.urls = list(response.links())
-            if self._sinks:
-                handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+        links: tuple[str, ...] = ()
+        handler = self._handlers.get(task.ask.label)
+        if handler is None and (self._handlers or task.ask.label):
+            error = f"no page handler of this program has the label {task.ask.label!r}"
+            return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
+        if handler is None:
+            links = response.links()
+            record = page_record(task, answer, response, hops)
+            handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
         else:
             self._board.begin(index)
             try:
-                handled = await self._handler(response)
+                handled = await handler(response, depth=task.depth)
             except Retry as asked:
                 delay_ms = self._policy.base_ms
                 if asked.after_s is not None:
@@ -382,64 +384,35 @@ class PageWork:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
-        commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
+        commit.items, commit.url = handled.items, task.url if self._is_program else ""
         ending = _fetched(commit, answer.ended_at, decision.block_ms)
-        self._add_links(ending, commit, task, handled.urls)
+        self._links.add(ending, commit, links, handled.requests, page_url=task.url, depth=task.depth, shard=entry.shard)
         return ending
-
-    def _add_links(self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str]) -> None:
-        depth = task.depth + 1
-        url = task.url
-        tasks = []
-        left_out = Counter[str]()
-        # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
-        forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
-        for link in forms:
-            if link in self.seen or not self._scope.admits(link, page_host=task.host):
-                continue
-            reason = self._traps.reason(link, depth=depth, referrer=url)
-            if reason is not None:
-                left_out[reason.value] += 1
-                continue
-            host, path = split_url(link)
-            tasks.append(CrawlTask(host=host, path=path, depth=depth, referrer=url))
-            ending.offered.append(link)
-        commit.left_out = left_out
-        self._place(ending, commit, tasks)
-
-    def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
-        """Give each link its way: into the commit, before it in chunks, or to the shard of its host."""
-        by_shard: dict[int, Links] = {}
-        own = self._crawl.index_of(commit.host)
-        for task in tasks:
-            shard = own if task.host == commit.host else self._crawl.index_of(task.host)
-            if shard == own:
-                commit.links.add(task)
-            else:
-                by_shard.setdefault(shard, Links()).add(task)
-        while len(commit.links) > LINKS_PER_CALL:
-            ending.ahead.append(commit.links.take(LINKS_PER_CALL))
-        for shard, links in by_shard.items():
-            while links:
-                ending.elsewhere.append((shard, links.take(LINKS_PER_CALL)))
 
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
-        host, path = split_url(self._form(host + path))
+        host, path = split_url(self._links.form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
         if task.depth > 0:
-            if not self._scope.admits(host + path, page_host=task.host):
+            if not self._links.scope.admits(host + path, page_host=task.host):
                 return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
-            reason = self._traps.reason(host + path, depth=task.depth, referrer=task.url)
+            reason = self._links.traps.reason(host + path, depth=task.depth, referrer=task.url)
             if reason is not None:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = CrawlTask(
-            host=host, path=path, depth=task.depth, referrer=task.referrer, redirects=(*task.redirects, *hops)
+            host=host,
+            path=path,
+            depth=task.depth,
+            level=task.level,
+            referrer=task.referrer,
+            redirects=(*task.redirects, *hops),
+            # To another host with neither the body nor the headers, which were for this one.
+            ask=msgspec.structs.replace(task.ask, method="GET", headers={}, body=""),
         )
         ending = _fetched(commit, answer.ended_at)
-        self._place(ending, commit, [target])
+        self._links.place(ending, commit, [target], entry.shard)
         return ending
 
     # -- robots
@@ -487,7 +460,7 @@ class PageWork:
             ending = self._unanswered(entry, task, "robots")
             if answer is not None:
                 ending.ended_at = answer.ended_at
-                if ending.commit is not None:
+                if isinstance(ending.commit, Commit):
                     ending.commit.block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
             return ending
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")

@@ -12,10 +12,10 @@ import asyncio
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
-from streamcrawl.store.frontier import FETCH_STREAM, Commit
+from streamcrawl.store.frontier import FETCH_STREAM, Commit, StageCommit
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.loops import Patience, until_answered
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from streamcrawl.rules.task import CrawlTask
     from streamcrawl.store.frontier import Entry
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
+    from streamcrawl.work.links import RecentlySeen
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
-    from streamcrawl.work.page_work import Ending, PageWork
+    from streamcrawl.work.page_work import Ending
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -40,13 +40,36 @@ CANCEL_AGAIN_S: Final = 1.0
 """Long enough for what a handler does when it is cancelled."""
 
 
+class InHand(Protocol):
+    """What the slots know of a task: a page, or an item of a stage."""
+
+    @property
+    def crashes(self) -> int: ...
+    @property
+    def url(self) -> str: ...
+
+
+T = TypeVar("T", bound=InHand)
+
+
+class Work(Protocol[T]):
+    """What is done with an entry: PageWork, or StageWork."""
+
+    @property
+    def seen(self) -> RecentlySeen: ...
+    def decode(self, entry: Entry) -> T | Commit | StageCommit: ...
+    async def do(self, entry: Entry, task: T, index: int) -> Ending: ...
+    def bury(self, entry: Entry, task: T, reason: str, error: str) -> Commit | StageCommit: ...
+    def internal_error(self, entry: Entry, task: T, error: str) -> Ending: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Hand:
     """One entry in hand."""
 
     entry: Entry
     index: int
-    task: CrawlTask
+    task: InHand
     running: asyncio.Task[None] | None = None
     is_admitted: bool = False
     """Its slot runs, or is about to. Known before the slot is: of two suspects in one read, one must see the other."""
@@ -66,12 +89,13 @@ class Slots:
     def __init__(
         self,
         crawl: Shards,
-        work: PageWork,
+        work: Work[Any],
         committers: Sequence[CommitLoop],
         offers: Sequence[OffersLoop],
         board: Board,
         *,
         concurrency: int,
+        stream: str = FETCH_STREAM,
         on_retry: Callable[[int, int], None],
         on_gone: Callable[[], None],
         log: Log,
@@ -83,6 +107,7 @@ class Slots:
         self._offers = offers
         self._board = board
         self._concurrency = concurrency
+        self._stream = stream
         self._on_retry = on_retry
         self._on_gone = on_gone
         self._log = log
@@ -113,7 +138,7 @@ class Slots:
     def put(self, entry: Entry, index: int) -> None:
         """Take an entry that was just read and is held in the board."""
         task = self._work.decode(entry)
-        if isinstance(task, Commit):
+        if isinstance(task, Commit | StageCommit):
             self._log(f"entry {entry.id} cannot be read and becomes a dead letter")
             self._submit_lone(entry, index, task)
             return
@@ -280,13 +305,13 @@ class Slots:
                     self._on_retry(hand.entry.shard, ending.retry_delay_ms)
             self._end(hand)
 
-        def bury() -> Commit:
+        def bury() -> Commit | StageCommit:
             return self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
 
         committer = self._committers[hand.entry.shard]
         committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
-    def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
+    def _submit_lone(self, entry: Entry, index: int, commit: Commit | StageCommit) -> None:
         def done(_: str) -> None:
             self._unreadable -= 1
             self._board.release(index)
@@ -337,7 +362,7 @@ class Slots:
             try:
                 await until_answered(
                     lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
-                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                        self._stream, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
                     ),
                     self._patience,
                     self._give_up,

@@ -11,7 +11,7 @@ from streamcrawl.store import scripts
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.scripts import digest, script_names, source
 
-FRAGMENTS: Final = ("_state", "_hosts", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process")
+FRAGMENTS: Final = ("_state", "_hosts", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process")
 
 
 def header_of(text: str) -> list[str]:

@@ -13,6 +13,7 @@
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 local stream, back = P .. ARGV[2], 0
 local ids = cmsgpack.unpack(ARGV[3])

@@ -20,6 +20,7 @@
 -- Derives `offsets`, `stream:fetch:<sink>`, `totals`. Repeat: says OFFSET_MISMATCH with the new offset, or LEASE_LOST
 -- when expected = offset; the caller compares the stored offset with its own before it truncates.
 -- include _state
+-- include _items
 -- include _process
 local sink, stream = ARGV[2], P .. 'stream:fetch:' .. ARGV[2]
 local have = call('HMGET', P .. 'offsets', sink .. ':writer', sink .. ':offset')
@@ -40,8 +41,6 @@ end
 call('HSET', P .. 'offsets', sink .. ':offset', ARGV[5])
 count(sink .. '.done', done)
 count(sink .. '.streamed', -done)
-if S.throttled == sink and (not S.sink_max or waiting_in(stream) < tonumber(S.sink_max) * 0.2) then
-  call('HDEL', KEYS[1], 'throttled', 'throttled_at')
-end
+if S.throttled and S.throttled ~= '' then watch_marks({sink}) end
 flush_counts()
 return {'DONE'}

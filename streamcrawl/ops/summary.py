@@ -78,8 +78,9 @@ def summary_lines(run: Run, status: Status) -> list[str]:
             f"  hosts given up, none of their pages could be had: {', '.join(status.given_up)}"
             + (f" and {number(more)} more" if more > 0 else "")
         )
+    # Of a traceback the end, where the cause stands; `dead show` has all of it.
     lines += [
-        f"    {letter.url}: {letter.reason}{f' ({letter.error})' if letter.error else ''}"
+        f"    {letter.url}: {letter.reason}{f' ({letter.error.splitlines()[-1]})' if letter.error else ''}"
         for letter in status.newest_dead
     ]
     if status.dead_letters > len(status.newest_dead) > 0:

@@ -22,7 +22,7 @@ for _, name in ipairs(cmsgpack.unpack(ARGV[2])) do
     names[#names + 1] = name
     names[name] = true
   end
-  waiting_in(P .. 'stream:' .. name)
+  redis.pcall('XGROUP', 'CREATE', P .. 'stream:' .. name, 'workers', '0', 'MKSTREAM')   -- BUSYGROUP: it is there
 end
 local flow = cjson.decode(call('HGET', KEYS[1], 'flow') or '{}')
 for name, row in pairs(cjson.decode(ARGV[3])) do flow[name] = row end

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import socket
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,7 @@ from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.program import load_program
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
@@ -57,6 +59,7 @@ from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import click
     from redis.asyncio import Redis
@@ -109,14 +112,20 @@ def crawl(options: CrawlOptions) -> ExitCode:
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
-    program = None
-    if options.app:
+    if not options.app:
+        return _crawl(options, None, early_nursery())
+    # Before the program is imported: a fork would copy the locks and connections that its modules may hold.
+    with early_nursery():
         program = load_program(options.app)
-        options = _of_program(options, program)
+        return _crawl(_of_program(options, program), program, nullcontext())
+
+
+def _crawl(options: CrawlOptions, program: Program | None, nursery: AbstractContextManager[None]) -> ExitCode:
     _check(options)
     run = _Crawl(options, program)
     try:
-        return asyncio.run(run.run())
+        with nursery:
+            return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED

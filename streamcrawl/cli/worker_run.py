@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.cli.opening import check_program, tell_flow
@@ -20,11 +21,13 @@ from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.program import PAGE, load_program
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from streamcrawl.settings import Settings
     from streamcrawl.work.program import Program
@@ -55,15 +58,21 @@ def work(
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
-    app, program = "", None
-    if ":" in name:
-        app, program = name, load_program(name)
-        only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
-        name = crawl_name or program.name
-    elif stages or crawl_name:
-        raise ConfigError("--stage and --name are for programs: streamcrawl worker MODULE:ATTRIBUTE --stage S")
-    else:
-        only = ()
+    if ":" not in name:
+        if stages or crawl_name:
+            raise ConfigError("--stage and --name are for programs: streamcrawl worker MODULE:ATTRIBUTE --stage S")
+        return _work(_Worker(name, given, place, is_json=is_json, is_quiet=is_quiet), redis_url, early_nursery())
+    # Before the program is imported: a fork would copy the locks and connections that its modules may hold.
+    with early_nursery():
+        program = load_program(name)
+        worker = _Worker(crawl_name or program.name, given, place, is_json=is_json, is_quiet=is_quiet)
+        worker.app, worker.program = name, program
+        worker.only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
+        return _work(worker, redis_url, nullcontext())
+
+
+def _work(worker: _Worker, redis_url: str | None, nursery: AbstractContextManager[None]) -> ExitCode:
+    name, given = worker.name, worker.given
     check_name(name)
     if redis_url is None:
         raise ConfigError(
@@ -74,9 +83,9 @@ def work(
     # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
-    worker = _Worker(name, given, place, is_json=is_json, is_quiet=is_quiet, app=app, program=program, only=only)
     try:
-        return asyncio.run(worker.run(redis_url))
+        with nursery:
+            return asyncio.run(worker.run(redis_url))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -86,48 +95,40 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self,
-        name: str,
-        given: Mapping[str, Given],
-        place: tuple[str, ...],
-        *,
-        is_json: bool,
-        is_quiet: bool,
-        app: str = "",
-        program: Program | None = None,
-        only: tuple[str, ...] = (),
+        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
     ) -> None:
         super().__init__(is_json=is_json, is_quiet=is_quiet)
-        self._name = name
-        self._given = given
+        self.name = name
+        self.given = given
         self._place = place
-        self._app = app
-        self._program = program
-        self._only = only
+        self.app = ""
+        self.program: Program | None = None
+        self.only: tuple[str, ...] = ()
+        """Stages of the program that this one works for; empty for all."""
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
-        async with existing_store(redis_url, self._name) as store:
+        async with existing_store(redis_url, self.name) as store:
             stored = await self._wait_for_crawl(store)
-            check_program(self._name, stored, is_program=self._program is not None)
-            await upgrade_crawl(store.client, self._name, log=self.log)
-            crawl = await join_crawl(store.client, self._name)
-            if self._program is not None:
-                await tell_flow(crawl, self._program, list(stored.sinks))
+            check_program(self.name, stored, is_program=self.program is not None)
+            await upgrade_crawl(store.client, self.name, log=self.log)
+            crawl = await join_crawl(store.client, self.name)
+            if self.program is not None:
+                await tell_flow(crawl, self.program, list(stored.sinks))
             tuned = await read_tuned(crawl)
-            local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
-            settings = settings_of(crawl, self._name, tuned.given, **local)
-            compare_given(self._name, self._given, settings, place=self._place, log=self.log)
-            status = await read_status(store.client, self._name)
+            local = {field: one.value for field, one in self.given.items() if CLASSES[field][0] is SettingClass.LOCAL}
+            settings = settings_of(crawl, self.name, tuned.given, **local)
+            compare_given(self.name, self.given, settings, place=self._place, log=self.log)
+            status = await read_status(store.client, self.name)
             self.tell(
-                f"joining crawl {self._name}: {counted(status.page('done'), 'page')} done, "
+                f"joining crawl {self.name}: {counted(status.page('done'), 'page')} done, "
                 f"{number(status.page('queued'))} queued, {number(status.slots)} slots at work elsewhere"
                 + "; it is paused"
                 * status.is_paused
             )
             return await self.run_crawl(
                 Job(
-                    name=self._name,
+                    name=self.name,
                     store=store,
                     crawl=crawl,
                     settings=settings,
@@ -136,9 +137,9 @@ class _Worker(Running):
                     sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
                     resume=shlex.join(self._command()),
-                    app=self._app,
-                    program=self._program,
-                    only=self._only,
+                    app=self.app,
+                    program=self.program,
+                    only=self.only,
                     home=stored.machine,
                     stays_for=("UNFED",),
                 )
@@ -146,11 +147,11 @@ class _Worker(Running):
 
     def _command(self) -> list[str]:
         """Return the command that does this again."""
-        if self._program is None:
-            return ["streamcrawl", "worker", self._name, *self._place]
-        name = () if self._name == self._program.name else ("--name", self._name)
-        stages = [part for stage in self._only for part in ("--stage", stage)]
-        return ["streamcrawl", "worker", self._app, *stages, *name, *self._place]
+        if self.program is None:
+            return ["streamcrawl", "worker", self.name, *self._place]
+        name = () if self.name == self.program.name else ("--name", self.name)
+        stages = [part for stage in self.only for part in ("--stage", stage)]
+        return ["streamcrawl", "worker", self.app, *stages, *name, *self._place]
 
     async def _wait_for_crawl(self, store: Store) -> Stored:
         """Return what the crawl was begun with, once it is there as a whole: who creates it stores that last."""
@@ -158,12 +159,12 @@ class _Worker(Running):
         is_told = False
         while True:
             self.end_when_told()
-            state = await until_answered(lambda: read_state(store.client, self._name), patience)
+            state = await until_answered(lambda: read_state(store.client, self.name), patience)
             if "epoch" in state and (stored := read_stored(state)) is not None:
                 return stored
             if not is_told:
                 is_told = True
-                self.log(f"waiting for crawl {self._name}: it is not there yet")
+                self.log(f"waiting for crawl {self.name}: it is not there yet")
             await asyncio.sleep(LOOK_S)
 
 

@@ -5,6 +5,9 @@ starts sooner, and a child that was killed is replaced before its host notices. 
 loop, which is what makes forking safe; it does no work and holds no state. When it dies, its children go on and the
 supervisor starts another one; when the supervisor dies, it ends.
 
+The first one is forked from the command itself (`early_nursery`), before that has a loop, threads or connections:
+what both import is imported once. Every later one is a new interpreter, because then it is too late to fork.
+
 The supervisor sends a role with three descriptors (control line, events, board) over a socket; the nursery answers with
 the process id, and later with its exit code. `Nursery` is the supervisor's side, `main` the process.
 """
@@ -21,9 +24,14 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any, Final
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROLES: Final = {
     "fetch": "streamcrawl.work.worker:run_worker",
@@ -41,6 +49,7 @@ NURSERIES_MAX: Final = 5
 BIRTH_WAIT_S: Final = 30.0
 """A nursery that answers no sooner is stuck, or stopped: it is killed and another one asked. Its start takes one."""
 CLOSE_WAIT_S: Final = 1.0
+_FORKED_POLL_S: Final = 0.005
 _MESSAGE_MAX: Final = 4096
 
 
@@ -101,11 +110,76 @@ class Offspring:
         return self.returncode
 
 
+class _Forked:
+    """A nursery that was forked, as far as `Nursery` needs to see a process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        while (code := self.returncode) is None:  # noqa: ASYNC110
+            await asyncio.sleep(_FORKED_POLL_S)  # asyncio waits for no process but those it started
+        return code
+
+
+_early: list[tuple[socket.socket, _Forked]] = []
+"""The nursery that `early_nursery` forked, until a `Nursery` takes it."""
+
+
+@contextlib.contextmanager
+def early_nursery() -> Iterator[None]:
+    """Fork the first nursery of this process now, while nothing stands in the way; what nobody took ends with it.
+
+    Does nothing where there are threads already: a fork would copy the locks that they hold.
+    """
+    if threading.active_count() > 1:
+        yield
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        # Whatever happens, this process must not go on as a second one of the command.
+        try:
+            ours.close()
+            os.setpgid(0, 0)  # as for one that is started: Ctrl-C is the supervisor's to answer
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+            serve(theirs)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    theirs.close()
+    _early.append((ours, _Forked(pid)))
+    try:
+        yield
+    finally:
+        while _early:
+            ours, process = _early.pop()
+            ours.close()
+            process.kill()  # it has no children, and may be in the middle of its imports
+            os.waitpid(process.pid, 0)
+
+
 class Nursery:
     """Starts children. One for a supervisor; replaced by itself when it was killed."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | _Forked | None = None
         self._socket: socket.socket | None = None
         self._reading: asyncio.Task[None] | None = None
         self._born: asyncio.Queue[int] = asyncio.Queue()
@@ -179,15 +253,27 @@ class Nursery:
         return pid
 
     @staticmethod
-    def _kill(process: asyncio.subprocess.Process) -> None:
+    def _kill(process: asyncio.subprocess.Process | _Forked) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
     async def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        early = _early.pop() if _early else None
+        if early is not None:
+            ours, self._process = early
+        else:
+            ours, self._process = await self._start_interpreter()
         ours.setblocking(False)
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._born = ours, asyncio.Queue()
+        self._reading = asyncio.create_task(self._listen(ours, self._born), name="nursery")
+
+    @staticmethod
+    async def _start_interpreter() -> tuple[socket.socket, asyncio.subprocess.Process]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "streamcrawl.work.nursery",
@@ -197,10 +283,7 @@ class Nursery:
                 # In a group of its own: Ctrl-C is the supervisor's to answer, it stops children in order.
                 process_group=0,
             )
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, self._born = ours, asyncio.Queue()
-        self._reading = asyncio.create_task(self._listen(ours, self._born), name="nursery")
+        return ours, process
 
     async def _listen(self, ours: socket.socket, born: asyncio.Queue[int]) -> None:
         loop = asyncio.get_running_loop()
@@ -226,11 +309,15 @@ class Nursery:
 
 
 def main() -> None:
+    """The main function of a nursery that is an interpreter of its own."""
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(line: socket.socket) -> None:
     """Fork children until the supervisor closes its end."""
     from streamcrawl.work.child import main as child_main
 
     roles = {role: _load(path) for role, path in ROLES.items()}
-    line = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A child that ends wakes the loop below.
     wake_read, wake_write = os.pipe()

@@ -379,14 +379,20 @@ class _Crawl(Running):
                     "or --fresh to delete it and begin again"
                 )
             return sinks
-        if given is None and self._program is not None and any(stage.is_sink for stage in self._program.stages):
+        if given is None and self._has_sinks:
             return []
         return [new_sink(given, self._name, is_new=is_new)]
+
+    @property
+    def _has_sinks(self) -> bool:
+        """Whether a program has sinks of its own, so that no file is written unless one is named."""
+        return self._program is not None and any(stage.is_sink for stage in self._program.stages)
 
     async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
         """Delete a crawl and its output, and say what that was."""
         paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        paths[_absolute(self._options.output or self._name + SUFFIX)] = None
+        if self._options.output or not self._has_sinks:
+            paths[_absolute(self._options.output or self._name + SUFFIX)] = None
         files = [path for path in map(Path, paths) if path.is_file()]
         if "epoch" in state:
             status = await read_status(client, self._name)

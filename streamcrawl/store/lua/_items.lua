@@ -6,7 +6,7 @@
 -- `<stage>.bytes` of the totals is the length of all items in its stream.
 -- Derives `stream:<stage>`, `stream:fetch:<sink>`, `dead`.
 local STAGES = {}
-for name in string.gmatch(call('HGET', KEYS[1], 'stages') or '', '[^,]+') do STAGES[name] = true end
+for name in string.gmatch(S.stages or '', '[^,]+') do STAGES[name] = true end
 local function stream_of(name) return P .. (STAGES[name] and 'stream:' or 'stream:fetch:') .. name end
 
 local function enter_item(stage, item, url, attempt, crashes)

@@ -23,7 +23,7 @@ if not in_stream then return {'BEHIND'} end
 local streams, sinks = {}, call('HGET', KEYS[1], 'sinks') or ''
 local names = {'stream:fetch'}
 for name in string.gmatch(sinks, '[^,]+') do names[#names + 1] = 'stream:fetch:' .. name end
-for name in string.gmatch(call('HGET', KEYS[1], 'stages') or '', '[^,]+') do names[#names + 1] = 'stream:' .. name end
+for name in string.gmatch(S.stages or '', '[^,]+') do names[#names + 1] = 'stream:' .. name end
 for i = 1, #names do
   local length = call('XLEN', P .. names[i])
   local pending = redis.pcall('XPENDING', P .. names[i], 'workers')

@@ -25,7 +25,7 @@ for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do
 end
 local function total(field) return tonumber(call('HGET', P .. 'totals', field)) or 0 end
 local items_created = 0
-for name in string.gmatch(call('HGET', KEYS[1], 'stages') or '', '[^,]+') do
+for name in string.gmatch(S.stages or '', '[^,]+') do
   -- What is delayed comes back by itself: a paused crawl, or one at its limit, ends its items all the same.
   under_way = under_way + call('XLEN', P .. 'stream:' .. name) + math.max(0, total(name .. '.delayed'))
   items_created = items_created + total(name .. '.created') + total(name .. '.replayed')

@@ -13,7 +13,7 @@
 -- Stages are only added: workers of another version of the program may still write to one that this one does not have.
 -- include _state
 local names = {}
-for name in string.gmatch(call('HGET', KEYS[1], 'stages') or '', '[^,]+') do
+for name in string.gmatch(S.stages or '', '[^,]+') do
   names[#names + 1] = name
   names[name] = true
 end

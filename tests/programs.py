@@ -13,6 +13,7 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,6 @@ from streamcrawl import Crawl, Drop, Request, Response, Retry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
 NAP_S = float(os.environ.get("TESTS_NAP", "0"))
 
@@ -171,3 +171,43 @@ async def detail(response: Response) -> dict[str, Any]:
     """Say what the server heard."""
     heard = [node.text() for node in response.css("p")]
     return {"url": response.url, "meta": response.meta, "label": response.label, "heard": heard}
+
+
+# -- two versions of a program, and one that lacks a stage
+
+
+def versioned(version: int) -> Crawl:
+    """Return the crawl whose stage `work` is of this version; the first one's stands still until the gate is there."""
+    crawl = Crawl("versioned", delay="0", obey_robots="no")
+    crawl.page(find)
+
+    @crawl.stage(name="work", version=version, concurrency=4)
+    async def work(found: Found) -> dict[str, Any]:
+        while version == 1 and not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.02)
+        return {"url": found.url, "version": version}
+
+    return crawl
+
+
+first, second = versioned(1), versioned(2)
+lacking = Crawl("versioned", delay="0", obey_robots="no")
+
+# -- what a worker opens cannot be opened at first
+
+unlucky = Crawl("unlucky", delay="0", obey_robots="no", depth_max=0)
+
+
+@unlucky.on_start
+async def door() -> AsyncIterator[str]:
+    """Fail in the first two processes."""
+    note("knocking", "")
+    if len(noted(Path(os.environ["TESTS_JOURNAL"]), "knocking")) < 3:
+        raise OSError("the door is shut")
+    yield "open"
+
+
+@unlucky.page
+async def enter(response: Response) -> dict[str, str]:
+    """Say what was opened."""
+    return {"url": response.url, "door": door.value}

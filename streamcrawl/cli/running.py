@@ -200,7 +200,7 @@ class Running:
                 stored: Any = await job.crawl.client.hget(job.crawl.first.keys.offsets, f"{sink.name}:owner")
             owner = (stored or b"").decode()
             machine = machine_of(owner) or job.home or here
-            if machine != here and (owner in alive or job.home is not None):
+            if sink.path and machine != here and (owner in alive or job.home is not None):
                 self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:

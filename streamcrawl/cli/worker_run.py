@@ -134,7 +134,8 @@ class _Worker(Running):
                     settings=settings,
                     version=tuned.version,
                     scope=stored.scope,
-                    sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
+                    # Who works for some stages leaves the files to others.
+                    sinks=[SinkSpec(sink, "" if self.only else path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
                     resume=shlex.join(self._command()),
                     app=self.app,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
-from streamcrawl.errors import CrawlGone, StoreError, StoreUnavailable, StreamcrawlError
+from streamcrawl.errors import CrawlGone, StartError, StoreError, StoreUnavailable, StreamcrawlError
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream, stage_stream
@@ -39,6 +39,8 @@ EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
 EXIT_REFUSED: Final = 72
 """The store refuses it in a way that waiting does not mend (a permission, a password): it would refuse another one."""
+EXIT_START: Final = 73
+"""What its program opens could not be opened."""
 GC_THRESHOLD: Final = 20_000
 """Most objects of a page end without the collector, which at its default pace looks at them after every second page."""
 STUCK_SPARE_MS: Final = 10_000
@@ -160,6 +162,10 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     except StoreError as error:
         child.event(event="error", text=str(error))
         return EXIT_REFUSED
+    except StartError as error:
+        # What it wants to open may be there in a moment: the supervisor tries again, some times in a row.
+        child.log(str(error))
+        return EXIT_START
     except StreamcrawlError as error:
         child.event(event="error", text=str(error))
         return EXIT_CONFIG

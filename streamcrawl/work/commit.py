@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENTRIES_PER_CALL: Final = 64
 ITEMS_PER_CALL: Final = 1000
-"""Some 3 ms of the server, in several streams."""
+"""Some 4 ms of the server."""
 BYTES_PER_CALL: Final = 4_000_000
 LINGER_S: Final = 0.002
 """A batch waits this long for company: ten fetches that end together then cost one call instead of ten."""

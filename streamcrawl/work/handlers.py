@@ -36,7 +36,7 @@ ERROR_MAX_CHARS: Final = 4000
 
 
 ITEMS_MAX: Final = 10_000
-"""Items of one page or item, each counted for every stream that it goes to: so many take the server some 30 ms."""
+"""Items of one page or item, each counted for every stream that it goes to: so many take the server some 45 ms."""
 
 
 class PageRecord(msgspec.Struct, frozen=True):

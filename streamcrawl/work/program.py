@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 import types
 import typing
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import CodecError, ConfigError, StageError
+from streamcrawl.errors import CodecError, ConfigError, StageError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -181,17 +182,16 @@ class Resource:
         """Run the function to its yield.
 
         Raises:
-            StageError: it failed, or yielded nothing.
+            StartError: it failed, or yielded nothing.
         """
         self._running = self._function()
         try:
             self.held = await anext(self._running)
         except StopAsyncIteration as error:
-            raise StageError(
-                f"{self.name} yielded nothing: an on_start function yields what it opened", stage="start"
-            ) from error
+            raise StartError(f"{self.name} yielded nothing: it has to yield what it opened", stage="start") from error
         except Exception as error:
-            raise StageError(f"{self.name} failed at the start of a worker: {error!r}", stage="start") from error
+            text = "".join(traceback.format_exception(error)).strip()
+            raise StartError(f"{self.name} failed at the start of a worker:\n{text}", stage="start") from error
         self.is_open = True
 
     async def close(self) -> None:

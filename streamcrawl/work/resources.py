@@ -16,7 +16,7 @@ async def open_resources(program: Program, stage: str, opened: AsyncExitStack, l
     """Open what workers of a stage need, in the order of declaration; `opened` closes it, the last first.
 
     Raises:
-        StageError: one could not be opened; those before it are closed.
+        StartError: one could not be opened; those before it are closed.
     """
     for resource in program.resources:
         if not resource.stages or stage in resource.stages:

@@ -282,3 +282,42 @@ def test_worker_by_name_alone_and_unknown_stages_are_refused(programs: Programs,
     result = programs.start("run", "nothing", *programs.seeds(host.seed_url)).wait()
     assert result.code == ExitCode.USAGE
     assert "program 'tests.programs:nothing' cannot be loaded" in result.err
+
+
+def test_two_versions_of_a_stage_run_side_by_side_and_a_stage_with_items_is_not_dropped(
+    programs: Programs, redis_server: RedisServer, crawl_name: str, pair: SiteProcess
+) -> None:
+    place = ("--redis", redis_server.url, "--name", crawl_name)
+    more = (*place, "--memory-max", "500MB", "-o", "out.jsonl")
+
+    def stages() -> dict[str, Any]:
+        status = programs.ask("status", crawl_name, "--redis", redis_server.url, "--json")
+        return {stage["stage"]: stage for stage in status["stages"]}
+
+    running = programs.start("run", "first", *programs.seeds(pair.url(1, "/p/0")), *more, STREAMCRAWL_GRACE="0")
+    running.until(lambda: (programs.command.folder / "out.jsonl").exists(), "the crawl")
+    running.until(lambda: stages()["work@1"]["waiting"] > 10, "items for the first version")
+    running.process.send_signal(signal.SIGINT)
+    assert running.wait().code == ExitCode.STOPPED
+
+    refused = programs.start("run", "lacking", "--resume", *more).wait()
+    assert refused.code == ExitCode.USAGE
+    assert "items are left for stage 'work@1', which this program does not have" in refused.err
+
+    running = programs.start("run", "second", *programs.seeds(pair.url(2, "/p/0")), *more)
+    running.until(lambda: stages().get("work@2", {}).get("done", 0) > 10, "items of the second version")
+    assert "NOBODY READS IT" in programs.ask("status", crawl_name, "--redis", redis_server.url)
+    programs.gate.touch()
+    helper = programs.start("worker", "first", "--stage", "work", *place)
+    assert (running.wait().code, helper.wait().code) == (ExitCode.DONE, ExitCode.DONE)
+    records = programs.command.records("out.jsonl")
+    assert once([record["url"] for record in records]) == pair.expected_pages()
+    assert {record["version"] for record in records} == {1, 2}
+
+
+def test_worker_that_cannot_open_what_it_needs_tries_again(programs: Programs, host: SiteProcess) -> None:
+    running = programs.start("run", "unlucky", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    result = running.wait()
+    assert result.code == ExitCode.DONE, result
+    assert result.err.count("OSError: the door is shut") == 2
+    assert [record["door"] for record in programs.command.records("out.jsonl")] == ["open"]

@@ -82,17 +82,58 @@ class Crawl:
     @overload
     def page(self, function: F) -> F: ...
     @overload
-    def page(self, *, label: str = "") -> Callable[[F], F]: ...
-    def page(self, function: F | None = None, *, label: str = "") -> F | Callable[[F], F]:
+    def page(
+        self,
+        *,
+        label: str = "",
+        own_stage: bool = False,
+        concurrency: int = 16,
+        timeout_s: float | None = None,
+        attempts: int | None = None,
+        version: str | int = "",
+    ) -> Callable[[F], F]: ...
+    def page(
+        self,
+        function: F | None = None,
+        *,
+        label: str = "",
+        own_stage: bool = False,
+        concurrency: int = 16,
+        timeout_s: float | None = None,
+        attempts: int | None = None,
+        version: str | int = "",
+    ) -> F | Callable[[F], F]:
         """Give a function the pages: those of requests with this label; without one, all that have no label.
 
         It takes a `Response` and gives `Request`s and items, by return or yield, sync (in a thread) or async.
+
+        Args:
+            label: Letters, digits and underscores, where it is a stage of its own.
+            own_stage: Not with the fetch but as stage `parse`, or `parse_<label>`, scaled by itself: for a function
+                that costs more than the fetch. Bodies wait in Redis, compressed, under the mark of that stage.
+            concurrency, timeout_s, attempts, version: Of that stage, as for any other.
         """
 
         def declare(function: F) -> F:
-            if label in self.program.pages:
+            if label in self.program.pages or any(one.is_page and one.label == label for one in self.program.stages):
                 raise ConfigError(f"two page handlers have the label {label!r}: give one of them another")
-            self.program.pages[label] = function
+            if own_stage:
+                self._add(
+                    Stage(
+                        name=f"parse_{label}" if label else "parse",
+                        function=function,
+                        takes=Taken(Any),
+                        source=PAGE,
+                        is_page=True,
+                        label=label,
+                        concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
+                        timeout_ms=_timeout_ms(timeout_s),
+                        attempts=None if attempts is None else _within("attempts", attempts, 1000),
+                        version=str(version),
+                    )
+                )
+            else:
+                self.program.pages[label] = function
             return function
 
         return declare if function is None else declare(function)
@@ -230,7 +271,7 @@ class Crawl:
 
     def _source(self, source: str | None) -> str:
         """Return the name of a source that was declared before."""
-        before = [stage.name for stage in self.program.stages if not stage.is_sink]
+        before = [stage.name for stage in self.program.stages if not (stage.is_sink or stage.is_page)]
         if source is None:
             return before[-1] if before else PAGE
         if source != PAGE and source not in before:

@@ -151,6 +151,28 @@ async def swallow(batch: list[Found]) -> None:
         note("swallowed", found.url)
 
 
+# -- pages that are parsed by a stage of their own; one of them fails until the gate is there
+
+parsed = Crawl("parsed", delay="0", obey_robots="no", attempts_max=1)
+
+
+@parsed.page(own_stage=True, concurrency=4)
+def parse(response: Response) -> Iterator[Request | Found]:
+    """Do as `find`, elsewhere."""
+    note("parsed", response.url)
+    if response.url.endswith(POISON) and not os.path.exists(os.environ["TESTS_GATE"]):
+        raise ValueError("not yet")
+    assert response.is_html
+    assert response.headers["Content-Type"]
+    yield from find(response)
+
+
+@parsed.stage
+async def forth(found: Found) -> Found:
+    """Get what pages give, wherever they are parsed."""
+    return found
+
+
 # -- what a request can say
 
 asking = Crawl("asking", delay="0", obey_robots="no")

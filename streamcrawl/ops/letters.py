@@ -36,6 +36,8 @@ COUNTED_MAX: Final = 10_000
 """Newest letters that are looked at for a table of counts."""
 CODEC: Final = "codec"
 """The reason of letters whose task could not be read: what they carry in its place is none."""
+ITEM_SHOWN_BYTES: Final = 2000
+"""Of an item: one may have a page in it."""
 ITEM: Final = "item"
 """The kind of a letter that is no task."""
 _ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,19}(?:-\d{1,19})?)")
@@ -149,6 +151,8 @@ class Letter:
             "referrer": None if task is None else task.referrer,
             "redirects": [] if task is None else list(task.redirects),
         }
+        if self.is_item:
+            return found | {"item": self.stored[:ITEM_SHOWN_BYTES].decode("utf-8", "replace")}
         return found if task is not None else found | {"stored": self.stored.decode("utf-8", "replace")}
 
 

@@ -43,9 +43,11 @@ from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import Commit
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.fetched import KIND as FETCHED
+from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
-from streamcrawl.work.program import ENCODE, PAGE
+from streamcrawl.work.program import ENCODE, PAGE, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 
 if TYPE_CHECKING:
@@ -145,7 +147,9 @@ class PageWork:
         if program is not None:
             self._functions = dict(program.pages)
             self._route = program.router(PAGE, sinks)
+            self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
+            self._elsewhere = {}
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
                 part for raw in (ENCODE(item),) for sink in sinks for part in (sink, raw)
@@ -359,11 +363,14 @@ class PageWork:
         response = Response(task, answer, links_max=self._settings.links_max)
         handled = Handled()
         links: tuple[str, ...] = ()
-        handler = self._handlers.get(task.ask.label)
-        if handler is None and (self._handlers or task.ask.label):
+        handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
+        if own_stage is not None:
+            page = await pack_page(task, answer, hops)
+            handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
+        elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
             error = f"no page handler of this program has the label {task.ask.label!r}"
             return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
-        if handler is None:
+        elif handler is None:
             links = response.links()
             record = page_record(task, answer, response, hops)
             handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)

@@ -79,7 +79,7 @@ class Item(msgspec.Struct, frozen=True):
             raise CodecError(f"stored item cannot be read ({error}): {fields.get(b'item', b'')[:120]!r}") from error
 
 
-def _stored(kind: str, raw: bytes, depth: int) -> bytes:
+def stored_item(kind: str, raw: bytes, depth: int) -> bytes:
     """Return the form in which an item lies in the stream of a stage."""
     return b'["%b",%b,%d]' % (kind.encode(), raw, depth)
 
@@ -145,6 +145,10 @@ class Stage:
     source: str | None
     """Name of what feeds it; None for a sink of results."""
     is_sink: bool = False
+    is_page: bool = False
+    """It gets fetched pages: what it gives counts as what pages give, by the source `page`."""
+    label: str = ""
+    """Of the pages that it gets."""
     concurrency: int = 16
     """Calls at a time in each process."""
     batch: int = 0
@@ -154,6 +158,11 @@ class Stage:
     """Longest time of one call; None leaves it to the crawl's `handler_timeout`."""
     attempts: int | None = None
     version: str = ""
+
+    @property
+    def gives(self) -> str:
+        """The source of its items."""
+        return PAGE if self.is_page else self.name
 
     @property
     def line(self) -> str:
@@ -232,7 +241,7 @@ class Program:
         lines = [PAGE, *(stage.line for stage in self.stages if not stage.is_sink)]
         rows: dict[str, dict[str, Any]] = {name: {"from": lines, "batch": 1} for name in outputs}
         for stage in self.stages:
-            feeds = lines if stage.source is None else [self._line_of(stage.source)]
+            feeds = lines if stage.source is None else self._lines_of(stage)
             rows[stage.line] = {"from": feeds, "batch": stage.batch or 1}
         return msgspec.json.encode(rows)
 
@@ -241,7 +250,9 @@ class Program:
         if stage.is_sink:
             return frozenset()
         return frozenset(
-            [one.line for one in self.stages if one.source == stage.name or (one.is_sink and one.source is None)]
+            one.line
+            for one in self.stages
+            if (one.is_sink and one.source is None) or (one.source == stage.gives and not one.is_page)
         ) | frozenset(outputs)
 
     def router(self, source: str, outputs: Sequence[str]) -> Callable[[Any, int], list[str | bytes]]:
@@ -249,7 +260,7 @@ class Program:
 
         It takes the item and the depth of its page, and raises StageError for an item that nothing takes.
         """
-        stages = [stage for stage in self.stages if stage.source == source]
+        stages = [stage for stage in self.stages if stage.source == source and not stage.is_page]
         sinks = [stage for stage in self.stages if stage.is_sink and stage.source is None]
 
         def route(item: Any, depth: int) -> list[str | bytes]:
@@ -259,13 +270,13 @@ class Program:
             for stage in stages:
                 kind = stage.takes.kind_of(item)
                 if kind is not None:
-                    flat += (stage.line, _stored(kind, raw, depth))
+                    flat += (stage.line, stored_item(kind, raw, depth))
                     is_taken = is_taken or not stage.is_sink
             if not is_taken:
                 for stage in sinks:
                     kind = stage.takes.kind_of(item)
                     if kind is not None:
-                        flat += (stage.line, _stored(kind, raw, depth))
+                        flat += (stage.line, stored_item(kind, raw, depth))
                 for name in outputs:
                     flat += (name, raw)
             if not flat:
@@ -278,8 +289,12 @@ class Program:
 
         return route
 
-    def _line_of(self, source: str) -> str:
-        return source if source == PAGE else self.stage(source).line
+    def _lines_of(self, stage: Stage) -> list[str]:
+        """Return the lines that feed a stage with a source."""
+        assert stage.source is not None
+        if stage.source != PAGE:
+            return [self.stage(stage.source).line]
+        return [PAGE] if stage.is_page else [PAGE, *(one.line for one in self.stages if one.is_page)]
 
 
 def annotation_of(function: Callable[..., Any], *, is_batch: bool) -> Any:

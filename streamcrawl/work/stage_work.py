@@ -20,6 +20,7 @@ from streamcrawl.rules.task import Outcome
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import StageCommit
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.fetched import unpack_page
 from streamcrawl.work.handlers import ERROR_MAX_CHARS, Handled, Handler
 from streamcrawl.work.links import FollowedLinks
 from streamcrawl.work.page_work import Ending
@@ -96,7 +97,7 @@ class StageWork:
         self._board = board
         self._links = FollowedLinks(settings, scope, crawl)
         self.seen = self._links.seen
-        route = None if stage.is_sink else program.router(stage.name, outputs)
+        route = None if stage.is_sink else program.router(stage.gives, outputs)
         self._handler = Handler(
             stage.function,
             timeout_ms=stage.timeout_ms or settings.handler_timeout_ms,
@@ -113,6 +114,7 @@ class StageWork:
         self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
         self._lease_ms = settings.lease_ms
+        self._links_max = settings.links_max
         self._handler.timeout_ms = self._stage.timeout_ms or settings.handler_timeout_ms
 
     def decode(self, entry: Entry) -> Item | StageCommit:
@@ -127,7 +129,10 @@ class StageWork:
         if not await self._lease_is_fresh():
             return Ending(None)
         try:
-            value = self._stage.takes.decode(item)
+            if self._stage.is_page:
+                value: Any = unpack_page(item, links_max=self._links_max)
+            else:
+                value = self._stage.takes.decode(item)
         except CodecError as error:
             # Also of another version of the program, which took it: not tried again, replayed when that is mended.
             return self._ending(self.bury(entry, item, "codec", str(error)))

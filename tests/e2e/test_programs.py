@@ -321,3 +321,21 @@ def test_worker_that_cannot_open_what_it_needs_tries_again(programs: Programs, h
     assert result.code == ExitCode.DONE, result
     assert result.err.count("OSError: the door is shut") == 2
     assert [record["door"] for record in programs.command.records("out.jsonl")] == ["open"]
+
+
+def test_pages_are_parsed_by_a_stage_of_their_own_and_again_without_a_fetch(
+    programs: Programs, host: SiteProcess
+) -> None:
+    arguments = ("parsed", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    programs.run(*arguments, code=ExitCode.WITH_DEAD_LETTERS)
+    expected = host.expected_pages(scope="host")
+    dead = host.url(1, POISON)
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == expected - {dead}
+    fetched = len(host.requests())
+    programs.gate.touch()
+    assert "1" in programs.ask("dead", "replay", "parsed", "--stage", "parse")
+    programs.run(*arguments)
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == expected
+    assert len(host.requests()) == fetched, "the dead letter has its page"
+    totals = programs.audit("parsed")
+    assert [totals[f"{line}.done"] for line in ("page", "parse", "forth")] == [30] * 3

@@ -175,6 +175,26 @@ def test_flow_names_what_is_held_back_by_a_full_stream() -> None:
         assert fed == {name for name, row in flow.items() if stage.line in row["from"]}, stage.name
 
 
+def test_pages_parsed_elsewhere_feed_what_pages_feed() -> None:
+    crawl = Crawl("shop")
+    crawl.page(own_stage=True)(taking(Any))
+    crawl.page(own_stage=True, label="item")(taking(Any))
+
+    @crawl.stage
+    async def price(book: Book) -> Book:
+        return book
+
+    program = crawl.program
+    assert [stage.name for stage in program.stages] == ["parse", "parse_item", "price"]
+    flow = msgspec.json.decode(program.flow(["out"]))
+    assert flow["parse"]["from"] == flow["parse_item"]["from"] == ["page"]
+    assert flow["price"]["from"] == ["page", "parse", "parse_item"]
+    assert program.fed_by(program.stage("parse"), ["out"]) == {"price", "out"}
+    assert program.router(program.stage("parse_item").gives, ["out"])(Book("a"), 1)[0] == "price"
+    with pytest.raises(ConfigError, match="two page handlers have the label 'item'"):
+        crawl.page(label="item")(taking(Any))
+
+
 # -- what is refused when the program is read
 
 

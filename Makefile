@@ -12,7 +12,7 @@ QUOTED_URLS = $(foreach url,$(value URL),'$(subst ','\'',$(url))')
 TEST_PROCESSES ?= 2
 TEST_ARGS ?=
 
-.PHONY: help setup setup-dev crawl test chaos check format bench lock clean
+.PHONY: help setup setup-dev crawl test containers chaos fuzz check format bench lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,8 +48,14 @@ test: setup-dev ## Set up and run the whole test suite (chaos runs in their shor
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not quiet" $(TEST_ARGS)
 	$(BIN)/python -m pytest -m quiet $(TEST_ARGS)
 
+containers: setup-dev ## The tests that `make test` skips: the image and the compose stack, on a container engine (root, Debian)
+	.ci/containers $(TEST_ARGS)
+
 chaos: setup-dev ## The chaos runs at full length
 	STREAMCRAWL_CHAOS=full $(BIN)/python -m pytest -n 1 -m chaos --timeout 3600 $(TEST_ARGS)
+
+fuzz: setup-dev ## The tests of the parsers with strange inputs, a hundred times as many as in the suite
+	STREAMCRAWL_FUZZ=20000 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --timeout 7200 tests/unit/test_fuzz.py $(TEST_ARGS)
 
 check: setup-dev ## Format, lint and types
 	$(BIN)/ruff format --check .

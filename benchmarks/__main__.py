@@ -28,6 +28,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
+    "queue_cost": Benchmark("What does a task on TaskQueue cost? (against others: --others)", (), "15 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),

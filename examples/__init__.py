@@ -1,1 +1,1 @@
-"""Programs to read and to begin with; each runs against a site of its own with one command."""
+"""Programs to read, to run and to begin with; each is a test as well."""

@@ -9,6 +9,7 @@ they enter (web/fetcher.py, store/connection.py).
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -56,6 +57,14 @@ class CrawlGone(StoreError):
     """The crawl was deleted or started afresh: this worker's epoch is over. It exits and writes nothing."""
 
 
+class QueueGone(StoreError):
+    """The TaskQueue was deleted, or its Redis flushed: this object of it is over."""
+
+
+class QueueClosed(StreamcrawlError):
+    """A put after `close()`; or a get after it, once all that was accepted is settled: the consumer ends."""
+
+
 class LeaseLost(StreamcrawlError):
     """Another worker has, or had, the entry: drop the result and count it."""
 
@@ -97,11 +106,38 @@ class BlockedAddress(FetchError):
     is_retryable = False
 
 
+class ProxyError(FetchError):
+    """The proxy itself failed: neither the page nor its host is to blame, so nothing is counted against them."""
+
+    kind = "proxy_error"
+
+    def __init__(self, message: str, url: str = "", *, wait_ms: int = 0) -> None:
+        super().__init__(message, url)
+        self.wait_ms = wait_ms
+        """Until another try makes sense."""
+
+
+class ProxyRefused(FetchError):
+    """The proxy works, and does not let us through to this host."""
+
+    kind = "proxy_refused"
+    is_retryable = False
+
+
 class TlsError(FetchError):
     """No secure connection came about. `kind` says on the instance what is wrong with a certificate."""
 
     kind = "tls"
     is_unanswered = True
+
+    CERTIFICATE_KINDS: ClassVar = (
+        "tls_expired",
+        "tls_not_yet_valid",
+        "tls_self_signed",
+        "tls_unknown_authority",
+        "tls_wrong_host",
+    )
+    """What may be wrong with a certificate, beside `tls` for anything else."""
 
     def __init__(self, message: str, url: str = "", *, kind: str = "tls") -> None:
         super().__init__(message, url)
@@ -169,6 +205,17 @@ class ProtocolError(FetchError):
     """What came back is not HTTP, or its encoding is broken."""
 
     kind = "protocol"
+
+
+def fetch_error_kinds() -> tuple[str, ...]:
+    """Return every `kind` that a FetchError can have, sorted: the closed set that metrics count by."""
+    kinds = {*TlsError.CERTIFICATE_KINDS}
+    classes: list[type[FetchError]] = [FetchError]
+    while classes:
+        error = classes.pop()
+        kinds.add(error.kind)
+        classes += error.__subclasses__()
+    return tuple(sorted(kinds))
 
 
 class StageError(StreamcrawlError):

@@ -13,7 +13,7 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser
 
 from streamcrawl.rules.charset import charset_of, decode_body
-from streamcrawl.rules.parse import Page, flattened, parse_html
+from streamcrawl.rules.parse import Page, bounded_markup, parse_html
 from streamcrawl.rules.sniff import SNIFFED_BYTES, BodyKind, body_kind
 from streamcrawl.rules.task import NO_ASK, Ask, Level
 from streamcrawl.rules.urls import canonical_url
@@ -163,7 +163,7 @@ class Response:
     def css(self, selector: str) -> list[LexborNode]:
         """Return the elements that a CSS selector finds, in document order; see `text()` and `attributes` of each."""
         if self._tree is None:
-            self._tree = LexborHTMLParser(flattened(self.text))
+            self._tree = LexborHTMLParser(bounded_markup(self.text))
         return self._tree.css(selector)
 
     def css_first(self, selector: str) -> LexborNode | None:

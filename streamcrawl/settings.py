@@ -30,6 +30,7 @@ CONFIG_MAX_BYTES: Final = 1_000_000
 """Of a settings file: a log or a device that was named by mistake must not fill the memory."""
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
+CookieKind = Literal["off", "host", "crawl"]
 
 # Fifteen digits: more overflow a float, and no crawl lasts 30,000 years.
 _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d|w)?\s*$")
@@ -40,6 +41,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NAMESERVER = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)|[0-9a-fA-F:.]+)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PARAMETER: Final = re.compile(r"[^\s&=#?,*]{0,99}(?:[^\s&=#?,*]|\*)")
+_CONTACT: Final = re.compile(r"(?:[!-'*-?A-~]{1,100}@|https?://)[!-'*-?A-~]{1,200}")
+"""Of ASCII without blanks, brackets and a second @: it stands in a comment of a header."""
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
 
@@ -66,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Links further than this many steps from a seed are not followed; 0 fetches the seeds only."""
     pages_max: int | None = None
     pages_per_host_max: int | None = None
+    sitemaps: bool = False
+    """Read the sitemaps of every host that a page is fetched from: those of its robots.txt, else /sitemap.xml."""
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 
@@ -87,10 +92,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # -- politeness
     delay_ms: int = 1000
-    """Between the end of one fetch of a host and the start of the next."""
+    """Between the end of one fetch of a host and the start of the next: the least there is."""
+    delay_factor: int = 2
+    """Times as long as its answers take a host is left alone, if that is more than `delay`: with 2 and one fetch at a
+    time it is busy with us a third of the time at most. 0: its answers may take as long as they want."""
+    delay_max_ms: int = 60_000
+    """Slow answers and refusals make no delay longer than this; 0, or no more than `delay`: they change nothing."""
     host_concurrency: int = 1
+    ip_concurrency: int = 0
+    """Fetches at a time of one IP address (of IPv6 one /64), as far as can be told; 0 for any number. Off by default:
+    thousands of sites share the addresses of a CDN whose ranges nobody listed, and each worker asks for each fetch."""
+    ip_exempt: tuple[str, ...] = ("cdn",)
+    """Networks (`203.0.113.0/24`) that `ip_concurrency` leaves alone; `cdn` stands for the list in rules/cdn.py."""
     obey_robots: bool = True
     user_agent: str = "streamcrawl/0.1"
+    contact: str | None = None
+    """An e-mail address or a page, sent behind the User-Agent: whom owners of sites can write to."""
     crawl_delay_max_ms: int = 30_000
     """A larger Crawl-delay in robots.txt counts as this: one file must not park a host for days."""
     retry_after_max_ms: int = 3_600_000
@@ -116,7 +133,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Connect to addresses that are not public although no seed is there; never to a cloud's metadata service."""
     insecure: bool = False
     """Take any TLS certificate."""
+    proxied: bool = False
+    """A worker without `proxies` fetches nothing: set when a crawl is created with some, because they are not kept, and
+    one that is started without would go out by an address that nobody meant."""
+    cookies: CookieKind = "off"
+    """`host`: a cookie goes back to the host and port that set it, and nowhere else. `crawl`: where browsers send it,
+    other hosts of its domain included. One jar for all workers, in Redis (rules/cookies.py)."""
     redirects_max: int = 10
+    refresh_max_ms: int | None = 1000
+    """A page that sends its visitors on within this time (meta refresh) is a redirect; one that lets them read first is
+    a page with a link, and so are all with None. People see nothing of a page that stays for less."""
     links_max: int = 50_000
     """Links taken from one page; the rest is ignored and counted."""
 
@@ -142,10 +168,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
     auth: tuple[str, ...] = ()
     """`PATTERN: user:password`. Neither leaves the machine but to its hosts: they are not kept in Redis."""
+    proxies: tuple[str, ...] = ()
+    """`http://`, `socks5://` or `socks5h://` URLs (rules/proxies.py), by which hosts are asked; each host keeps one.
+    Not kept in Redis either."""
     nameservers: tuple[str, ...] = ()
     """`ADDRESS` or `ADDRESS:PORT` ([ADDRESS]:PORT for IPv6), asked instead of those of the operating system."""
     grace_ms: int = 30_000
     """From the first SIGTERM until what still runs is handed back."""
+    metrics_port: int | None = None
+    """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
+    metrics_host: str = "127.0.0.1"
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 
@@ -161,6 +193,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     less than two batches, or two rounds of its live slots."""
     stage_max_bytes: int = 64_000_000
     """The same by the length of all items in the stream."""
+
+    @property
+    def agent_header(self) -> str:
+        """The User-Agent as it is sent."""
+        return self.user_agent if self.contact is None else f"{self.user_agent} (+{self.contact})"
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for every worker of a crawl, as JSON can hold them.
@@ -207,6 +244,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
         _TUNABLE,
         "read whenever a host is looked at; raised, it brings nothing back that was left out",
     ),
+    "sitemaps": (_TUNABLE, "asked when a page was answered: the next one of each host brings its sitemaps in"),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
     "path_depth_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "repeats_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
@@ -215,9 +253,14 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "calendar_ahead_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "calendar_back_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
+    "delay_factor": (_TUNABLE, "applied to the next answer"),
+    "delay_max_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
+    "ip_concurrency": (_TUNABLE, "asked before the next fetch"),
+    "ip_exempt": (_TUNABLE, "asked before the next fetch"),
     "obey_robots": (_TUNABLE, "read at every dispatch and before every fetch"),
     "user_agent": (_TUNABLE, "sent with the next request; the rules of a robots.txt are looked up by it again"),
+    "contact": (_TUNABLE, "sent with the next request"),
     "crawl_delay_max_ms": (_TUNABLE, "applied when a robots.txt is read"),
     "retry_after_max_ms": (_TUNABLE, "applied to the next answer"),
     "robots_ttl_ms": (_TUNABLE, "applied when a robots.txt is stored"),
@@ -229,7 +272,10 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "body_max_bytes": (_TUNABLE, "applied to the next fetch"),
     "allow_private": (_TUNABLE, "asked before the next connection"),
     "insecure": (_TUNABLE, "applied to the next connection"),
+    "proxied": (_TUNABLE, "asked before the next fetch"),
+    "cookies": (_TUNABLE, "asked before the next fetch; those of the other kind stay where they are"),
     "redirects_max": (_TUNABLE, "applied to the next redirect"),
+    "refresh_max_ms": (_TUNABLE, "applied to the next page"),
     "links_max": (_TUNABLE, "applied to the next page"),
     "attempts_max": (_TUNABLE, "asked when a try has failed"),
     "retry_base_ms": (_TUNABLE, "asked when a try has failed"),
@@ -245,8 +291,11 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
     "headers": (_LOCAL, "they may be secrets, which are not kept in Redis"),
     "auth": (_LOCAL, "passwords are not kept in Redis"),
+    "proxies": (_LOCAL, "each machine has those of its network, and their passwords are not kept in Redis"),
     "nameservers": (_LOCAL, "each machine has those of its network"),
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
+    "metrics_port": (_LOCAL, "a port of this machine"),
+    "metrics_host": (_LOCAL, "an address of this machine"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
@@ -273,11 +322,13 @@ _OPTION_OF: Final = {
     "body_max_bytes": "--max-body",
     "obey_robots": "--robots",
     "headers": "--header",
+    "proxies": "--proxy",
     "nameservers": "--nameserver",
 }
 """Options that are not called like the environment variable."""
 _OTHER_KEYS: Final[dict[str, type]] = {
     "redis": str, "name": str, "output": str, "seeds": str, "json": bool, "quiet": bool, "debug": bool,
+    "log_format": str, "log_level": str, "exporter_port": str, "exporter_host": str,
 }  # fmt: skip
 """What a settings file may say besides settings: options of commands that have an environment variable too."""
 
@@ -387,10 +438,16 @@ def _kind(field: str) -> _Kind:
         return "duration"
     if field.endswith("_bytes"):
         return "size"
-    if field == "drop_params":
+    if field in ("drop_params", "ip_exempt"):
         return "names"
     held = _FIELDS[field].type
-    kinds: dict[Any, _Kind] = {int: "number", int | None: "number", bool: "switch", ScopeKind: "choice"}
+    kinds: dict[Any, _Kind] = {
+        int: "number",
+        int | None: "number",
+        bool: "switch",
+        ScopeKind: "choice",
+        CookieKind: "choice",
+    }
     if held == tuple[str, ...]:
         return "lines" if field in ("headers", "auth") else "list"
     return kinds.get(held, "text")
@@ -422,8 +479,8 @@ def read_value(field: str, text: str) -> Any:
         return () if text.lower() == "none" else tuple(filter(None, map(str.strip, text.splitlines())))
     if kind == "names":
         return () if text.lower() == "none" else _names(text.replace(",", " ").split())
-    if kind == "choice" and text not in get_args(ScopeKind):
-        raise ConfigError(f"{text!r} is not one of {', '.join(get_args(ScopeKind))}")
+    if kind == "choice" and text not in (words := get_args(_FIELDS[field].type)):
+        raise ConfigError(f"{text!r} is not one of {', '.join(words)}")
     return text
 
 
@@ -671,12 +728,13 @@ _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
-    "delay_ms": 0, "host_concurrency": 1, "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000,
-    "robots_ttl_min_ms": 1000,
+    "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0, "host_concurrency": 1, "ip_concurrency": 0,
+    "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000, "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
-    "redirects_max": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
+    "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
-    "crashes_max": 1, "handler_timeout_ms": 1, "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
+    "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "stage_waiting_max": 1, "stage_max_bytes": 1,
 }  # fmt: skip
@@ -686,6 +744,8 @@ _AT_MOST: Final[dict[str, int]] = {
     "processes": 1024,
     "concurrency": 10_000,
     "host_concurrency": 10_000,
+    "metrics_port": 65_535,
+    "ip_concurrency": 10_000,
     # Every worker reads every shard, and each audit, count and end asks all of them.
     "shards": 256,
 }
@@ -740,10 +800,13 @@ def _check(field: str, one: Given) -> None:
     elif field == "nameservers":
         for text in value:
             _check_nameserver(_where(field, one), text)
-    elif _kind(field) == "list":
+    elif field in ("allow", "deny"):
         for pattern in value:
             compile_pattern(_where(field, one), pattern)
-    elif _kind(field) == "names":
+    elif field == "ip_exempt":
+        for text in value:
+            _check_network(_where(field, one), text)
+    elif field == "drop_params":
         for name in value:
             if not _PARAMETER.fullmatch(name):
                 raise ConfigError(
@@ -752,6 +815,11 @@ def _check(field: str, one: Given) -> None:
                 )
     elif field == "user_agent" and ("\n" in value or "\r" in value or not value.strip()):
         raise ConfigError(f"{_where(field, one)} must be one line that is not empty")
+    elif field == "contact" and value is not None and not _CONTACT.fullmatch(value):
+        raise ConfigError(
+            f"{_where(field, one)} {value!r} is nothing to write to; give an e-mail address (you@example.org) or the "
+            "address of a page (https://example.org/crawl)"
+        )
 
 
 def _check_nameserver(said: str, text: str) -> None:
@@ -765,6 +833,18 @@ def _check_nameserver(said: str, text: str) -> None:
     except ValueError:
         raise ConfigError(
             f"{said} {text!r} is not the address of a name server; write 9.9.9.9 or 10.0.0.1:5353"
+        ) from None
+
+
+def _check_network(said: str, text: str) -> None:
+    from ipaddress import ip_network  # only where somebody gives one
+
+    try:
+        if text != "cdn":
+            ip_network(text)
+    except ValueError:
+        raise ConfigError(
+            f"{said} {text!r} is no network; write 203.0.113.0/24, an address, or cdn for the list of known ones"
         ) from None
 
 

@@ -10,16 +10,20 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
     Limit,
     Names,
+    Networks,
     OnePath,
     Size,
     config_option,
     debug_option,
     guarded,
+    log_options,
+    metrics_options,
     redis_option,
 )
 from streamcrawl.settings import ENVIRONMENT_PREFIX, variable_of
@@ -36,6 +40,7 @@ FETCHING: Final = "Fetching"
 PLACE: Final = "Where it runs"
 AGAIN: Final = "Again"
 BOUNDS: Final = "Bounds"
+WATCHING: Final = "Watching it"
 
 
 def _only_output(_: click.Context, __: click.Parameter, paths: tuple[str, ...]) -> str | None:
@@ -58,6 +63,24 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     envvar=ENVIRONMENT_PREFIX + "SEEDS",
     help="More URLs to begin with, one a line, from a file or standard input (-). Lines that begin with # are "
     f"left out; a line that is no URL is named and passed over. [{ENVIRONMENT_PREFIX}SEEDS]",
+)
+@_option(
+    "--sitemaps/--no-sitemaps",
+    "sitemaps",
+    default=None,
+    group=START,
+    setting="sitemaps",
+    help="Read the sitemaps of every host that a page is fetched from, those its robots.txt lists or else "
+    "/sitemap.xml: what they list and is in scope is followed as if that page linked to it. Default: no.",
+)
+@_option(
+    "--sitemap",
+    "given_sitemaps",
+    metavar="URL",
+    multiple=True,
+    group=START,
+    help="Begin with what this sitemap lists (XML, RSS, Atom or text, gzipped or not; an index too), with or without "
+    "URLs; may be repeated. In --seeds: a line `Sitemap: URL`.",
 )
 @_option(
     "--scope",
@@ -165,8 +188,27 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     type=Duration(),
     group=MANNERS,
     setting="delay_ms",
-    help="Pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
-    "Crawl-delay in robots.txt wins.",
+    help="Least pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
+    "Crawl-delay in robots.txt wins, and so does what the host bears: see --delay-factor.",
+)
+@_option(
+    "--delay-factor",
+    "delay_factor",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="delay_factor",
+    help="Leave a host alone N times as long as its answers take, if that is more than --delay. Default: 2; 0: however "
+    "long they take, as with --delay 0.",
+)
+@_option(
+    "--delay-max",
+    "delay_max_ms",
+    type=Duration(),
+    group=MANNERS,
+    setting="delay_max_ms",
+    help="The longest pause that slow answers make, or refusals: 429, 503 and timeouts double it, answers bring it "
+    "back slowly. Default: 1m; 0: --delay holds whatever happens. A Retry-After is obeyed all the same.",
 )
 @_option(
     "--host-concurrency",
@@ -176,6 +218,26 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=MANNERS,
     setting="host_concurrency",
     help="Fetches of one host at a time, over all machines. Default: 1.",
+)
+@_option(
+    "--ip-concurrency",
+    "ip_concurrency",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="ip_concurrency",
+    help="Fetches of one IP address at a time, over all machines and hosts, as far as can be told. Worth it for crawls "
+    "of very many hosts, of which some share a small server. Default: 0, any number.",
+)
+@_option(
+    "--ip-exempt",
+    "ip_exempt",
+    type=Networks(),
+    metavar="NETWORK,NETWORK",
+    group=MANNERS,
+    setting="ip_exempt",
+    help="Networks that --ip-concurrency leaves alone, 203.0.113.0/24; cdn stands for those of CDNs that publish "
+    "a list. Default: cdn.",
 )
 @_option(
     "--robots/--no-robots",
@@ -191,8 +253,16 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     metavar="TEXT",
     group=MANNERS,
     setting="user_agent",
-    help="Sent with every request and looked up in robots.txt. Put a way to reach you into it. "
-    "Default: streamcrawl/VERSION.",
+    help="Sent with every request and looked up in robots.txt. Default: streamcrawl/VERSION.",
+)
+@_option(
+    "--contact",
+    "contact",
+    metavar="ADDRESS",
+    group=MANNERS,
+    setting="contact",
+    help="E-mail address or page of whom the owners of sites can write to, sent behind the User-Agent. Asked for when "
+    "a crawl of more than some hundred pages of other people's sites has none.",
 )
 @_option(
     "--host-give-up",
@@ -228,6 +298,23 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=FETCHING,
     setting="auth",
     help=AUTH_HELP,
+)
+@_option(
+    "--cookies",
+    type=click.Choice(["off", "host", "crawl"]),
+    group=FETCHING,
+    setting="cookies",
+    help="Send cookies back: to the very host that set them (host), or wherever a browser would, to other hosts of "
+    "their domain too (crawl). All workers share them, in Redis. Default: off.",
+)
+@_option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    group=FETCHING,
+    setting="proxies",
+    help=PROXY_HELP,
 )
 @_option(
     "--allow-private/--no-allow-private",
@@ -349,6 +436,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     help="Memory of Redis; the crawl stops at 80 % of it (exit code 3). Default: 1GB for the private server; with "
     "--redis the maxmemory of that server, which must be set if this is not.",
 )
+@metrics_options(group=WATCHING)
+@log_options(group=WATCHING)
 @guarded
 @click.pass_context
 def command(context: click.Context, /, **_: Any) -> ExitCode:
@@ -364,6 +453,7 @@ def command(context: click.Context, /, **_: Any) -> ExitCode:
     \b
     streamcrawl crawl https://example.org/
     streamcrawl crawl https://example.org/docs/ --scope prefix --depth 3 -o docs.jsonl
+    streamcrawl crawl --sitemap https://example.org/sitemap.xml --depth 1
     streamcrawl crawl --seeds urls.txt --scope any --max-pages 100000 --processes 4 --name wide
     streamcrawl crawl --resume --name wide --max-pages 200000
     """

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
     SUFFIX,
@@ -28,6 +29,7 @@ from streamcrawl.cli.opening import (
     merged_scope,
     new_sink,
     seeds_state,
+    settings_of_new_crawl,
     tell_flow,
 )
 from streamcrawl.cli.options import given_settings, place_of
@@ -36,6 +38,7 @@ from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.jsonl import JsonlFile
@@ -51,9 +54,11 @@ from streamcrawl.work.seeds import (
     SeedLine,
     SeedLines,
     SeedLoop,
+    canonical_seed,
     complaint,
     feeder_name,
     seed_url,
+    sitemap_seed,
 )
 from streamcrawl.work.supervisor import SinkSpec
 
@@ -77,6 +82,7 @@ class CrawlOptions:
     """What was typed."""
 
     urls: tuple[str, ...] = ()
+    """Seeds, sitemaps among them in the form of a line of a file (`sitemap_seed`)."""
     app: str = ""
     """`module:attribute` of a program; '' for a plain crawl."""
     seeds: str | None = None
@@ -87,6 +93,8 @@ class CrawlOptions:
     is_resume: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -95,10 +103,14 @@ class CrawlOptions:
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
-        own: dict[str, Any] = {name: options[name] for name in ("urls", "app") if name in options}
-        own |= {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own: dict[str, Any] = {
+            name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")
+        }
+        own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
+            urls=(*options.get("urls", ()), *map(sitemap_seed, options["given_sitemaps"])),
+            app=options.get("app", ""),
             is_fresh=options["fresh"],
             is_resume=options["resume"],
             settings=given_settings(context),
@@ -139,7 +151,7 @@ def _of_program(options: CrawlOptions, program: Program) -> CrawlOptions:
     return replace(
         options,
         # Those of an option or a file instead, so that a program can be tried on other seeds.
-        urls=() if options.seeds or options.is_resume else program.seeds,
+        urls=options.urls if options.urls or options.seeds or options.is_resume else program.seeds,
         name=options.name if options.name is not None else program.name,
         settings=settings,
     )
@@ -162,7 +174,8 @@ def _check(options: CrawlOptions) -> None:
         raise ConfigError(
             f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give --seeds FILE"
             if options.app
-            else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, or --resume to go on)"
+            else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or "
+            "--resume to go on)"
         )
     check_output(options.output)
 
@@ -171,7 +184,12 @@ class _Crawl(Running):
     """One run of the command."""
 
     def __init__(self, options: CrawlOptions, program: Program | None = None) -> None:
-        super().__init__(is_quiet=options.is_quiet, is_json=options.is_json)
+        super().__init__(
+            is_quiet=options.is_quiet,
+            is_json=options.is_json,
+            log_format=options.log_format,
+            log_level=options.log_level,
+        )
         self._options = options
         self._program = program
         self._name = ""
@@ -188,19 +206,23 @@ class _Crawl(Running):
         # Before anything is started: a setting that cannot be must not cost the start of a server.
         settings = make_settings(self._name, options.settings)
         HostHeaders(settings.headers, settings.auth)
+        parse_proxies(settings.proxies)
         if options.redis_url is None and self._name not in embedded_names():
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:
                 raise self._nothing_to_resume()
             if not options.is_fresh:
                 self._sinks(None, is_new=True)
-        async with crawl_store(
-            options.redis_url,
-            self._name,
-            memory_max_bytes=settings.memory_max_bytes,
-            is_fresh=options.is_fresh,
-            log=self.tell,
-        ) as store:
+        async with (
+            self.watched(settings),
+            crawl_store(
+                options.redis_url,
+                self._name,
+                memory_max_bytes=settings.memory_max_bytes,
+                is_fresh=options.is_fresh,
+                log=self.tell,
+            ) as store,
+        ):
             return await self._run_in(store, head, lines)
 
     async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
@@ -240,6 +262,8 @@ class _Crawl(Running):
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
         now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
+        if is_new and contact.is_missing(settings, now_stored.scope):
+            settings, version = await self._with_contact(crawl, settings, version)
         feeder = feeder_name(now_stored.seeds, now_stored.seeds_file)
         seeds = SeedLoop(crawl, lines, settings, self.log, feeder=feeder)
         # From here on seeds may come, whoever closed the crawl before; the last that offers some closes it again.
@@ -273,28 +297,41 @@ class _Crawl(Running):
     ) -> tuple[Shards, Settings, int]:
         """Create the crawl, or join it and change what was given otherwise than it is set; for all of its workers."""
         given, client, name = self._options.settings, store.client, self._name
-        its_own = {field: one for field, one in given.items() if CLASSES[field][0] is not SettingClass.LOCAL}
         names = [sink.name for sink in sinks]
         if "epoch" not in state:
-            settings = make_settings(name, given)
+            own = settings_of_new_crawl(given)
+            settings = make_settings(name, {**given, **own})
             check_memory(store, settings)
-            crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(its_own))
+            crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(own))
             return crawl, settings, 1
         asked = {**identity_in(state.get("identity")), **given}
         crawl, _ = await open_crawl(
             client, make_settings(name, asked), sinks=names, is_alone=store.embedded is not None, log=self.log
         )
-        changes = {field: one for field, one in its_own.items() if CLASSES[field][0] is not SettingClass.IDENTITY}
+        classes = (SettingClass.TUNABLE, SettingClass.RESTING)
+        changes = {field: one for field, one in given.items() if CLASSES[field][0] in classes}
+        local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         before = await read_tuned(crawl)
+        check_proxied(settings_of(crawl, name, {**before.given, **changes}, **local))
         await self._refuse_while_at_work(crawl, before, changes)
         tuned, _ = await tune(crawl, name, changes)
-        local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         settings = settings_of(crawl, name, tuned.given, **local)
         check_memory(store, settings)
         await _set_memory(store, settings)
         if tuned.version != before.version:
             self.tell(f"settings changed, for every worker of the crawl: {differences(before, tuned)}")
         return crawl, settings, tuned.version
+
+    async def _with_contact(self, crawl: Shards, settings: Settings, version: int) -> tuple[Settings, int]:
+        """Ask whom owners of sites can write to, where somebody can be asked, and say what is missing elsewhere."""
+        if self._options.is_quiet or self._options.is_json or not contact.can_ask():
+            self.log(contact.MISSING)
+            return settings, version
+        named = await contact.ask(self.log)
+        if named is None:
+            return settings, version
+        tuned, _ = await tune(crawl, self._name, {"contact": Given(named, "the answer at its beginning")})
+        return msgspec.structs.replace(settings, contact=named), tuned.version
 
     async def _refuse_while_at_work(self, crawl: Shards, before: Tuned, changes: Mapping[str, Given]) -> None:
         """Raise ConfigError when a setting would change that must not while workers are alive."""
@@ -446,7 +483,7 @@ class _Crawl(Running):
             scope=scope,
             sinks={sink.name: sink.path for sink in sinks},
             # Canonical: what was typed may carry a password.
-            seeds=[seed_url(url)[0] or url for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
+            seeds=[canonical_seed(url) for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
             app=options.app or before.app,
             machine=before.machine or socket.gethostname(),

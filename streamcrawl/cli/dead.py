@@ -42,7 +42,7 @@ def _chosen(function: F) -> F:
             "--where",
             multiple=True,
             metavar="KEY=VALUE",
-            help="With this reason, status, worker or kind (page, robots): reason=timeout. Repeatable.",
+            help="With this reason, status, worker or kind (page, robots, sitemap): reason=timeout. Repeatable.",
         ),
     ):
         function = added(function)

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.rules.addresses import Inside, Network, network_of
+from streamcrawl.rules.proxies import parse_proxies
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of
+from streamcrawl.settings import CLASSES, Given, SettingClass
 from streamcrawl.sinks.jsonl import check_writable
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.work.seeds import seed_url
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from streamcrawl.cli.running import Stored
     from streamcrawl.cli.store import Store
@@ -36,6 +38,16 @@ SEEDS_FOR_SCOPE_MAX: Final = 10_000
 LOOKUP_S: Final = 3.0
 """For the names of seeds, all at once: who does not answer in that time counts as public."""
 SUFFIX: Final = ".jsonl"
+
+
+def settings_of_new_crawl(given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return what of the given settings is to be the crawl's own: without those of this machine, of whose proxies it
+    keeps that there were some."""
+    own = {field: one for field, one in given.items() if CLASSES[field][0] is not SettingClass.LOCAL}
+    proxies = given.get("proxies")
+    if proxies is not None and proxies.value:
+        own.setdefault("proxied", Given(True, proxies.source))
+    return own
 
 
 def check_output(path: str | None) -> None:
@@ -94,7 +106,8 @@ async def seeds_state(scope: Scope, settings: Settings, stored: Stored | None) -
     names = Inside.names_of(state["hosts"])
     before = {hostname_of(host) for host in stored.scope["hosts"]} if stored is not None else set()
     asked = [name for name in names if name not in before]
-    if asked and not settings.allow_private:
+    # Proxies that resolve names are asked for no address either, so nothing is decided by what this machine finds.
+    if asked and not settings.allow_private and not parse_proxies(settings.proxies).resolve_names:
         from streamcrawl.web.dns import Resolver  # brings aiohttp with it: 0.1 s that only seeds with a name need
 
         resolver = Resolver(AddressGuard(settings, Inside()), settings.nameservers)

@@ -45,6 +45,11 @@ AUTH_HELP: Final = (
     "Send a user name and password (HTTP Basic) to a host, over https only unless HOST begins with http://. Not kept "
     "either; see --header."
 )
+PROXY_HELP: Final = (
+    "Fetch through this proxy: http://, socks5:// (names are resolved here) or socks5h:// (by the proxy), with "
+    "USER:PASSWORD@ where one is needed. May be repeated: each host keeps one of them, and goes to another while "
+    "its own fails. Not kept either; see --header."
+)
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
 
@@ -95,6 +100,15 @@ class Names(click.ParamType[tuple[str, ...]]):
         return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("drop_params", value))
 
 
+class Networks(click.ParamType[tuple[str, ...]]):
+    """Networks between commas; `none` for an empty list, which wins over the environment or a file."""
+
+    name = "networks"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else cast("tuple[str, ...]", read_value("ip_exempt", value))
+
+
 class OnePath(click.ParamType[str]):
     """A path; one from the environment is whole, whatever spaces are in it, where the option may be repeated."""
 
@@ -138,7 +152,13 @@ def guarded(function: F) -> F:
         except StreamcrawlError as error:
             if kwargs.get("debug"):
                 traceback.print_exc()
-            click.echo(f"streamcrawl: {error}", err=True)
+            context = click.get_current_context(silent=True)
+            if context is not None and context.params.get("log_format") == "json":
+                from streamcrawl.work import logs
+
+                click.echo(logs.as_json(logs.Said.error(str(error))), err=True)
+            else:
+                click.echo(f"streamcrawl: {error}", err=True)
             return error.exit_code
 
     return run  # type: ignore[return-value]  # the signature is the function's own
@@ -177,6 +197,64 @@ def redis_option(**kwargs: Any) -> Callable[[F], F]:
 
 def debug_option(**kwargs: Any) -> Callable[[F], F]:
     return click.option("--debug", is_flag=True, help="Show the traceback of an error.", cls=GroupedOption, **kwargs)
+
+
+def metrics_options(**kwargs: Any) -> Callable[[F], F]:
+    """Give a command that runs workers the options of its metrics."""
+
+    def decorate(function: F) -> F:
+        host = click.option(
+            "--metrics-host",
+            "metrics_host",
+            metavar="ADDRESS",
+            cls=GroupedOption,
+            setting="metrics_host",
+            help="Where --metrics-port listens. Default: 127.0.0.1; 0.0.0.0 is every network of the machine.",
+            **kwargs,
+        )
+        port = click.option(
+            "--metrics-port",
+            "metrics_port",
+            type=int,
+            metavar="PORT",
+            cls=GroupedOption,
+            setting="metrics_port",
+            help="Show metrics for Prometheus at /metrics, and /healthz, /readyz, for all processes of this command; "
+            "0 for a free port. Default: none.",
+            **kwargs,
+        )
+        return port(host(function))
+
+    return decorate
+
+
+def log_options(**kwargs: Any) -> Callable[[F], F]:
+    """Give a command that runs for long the options of its log."""
+
+    def decorate(function: F) -> F:
+        level = click.option(
+            "--log-level",
+            type=click.Choice(["info", "warning", "error"]),
+            default="info",
+            envvar=ENVIRONMENT_PREFIX + "LOG_LEVEL",
+            cls=GroupedOption,
+            help="What matters less is not said: info, warning (mended by itself) or error (somebody has to act). "
+            f"Default: info. [{ENVIRONMENT_PREFIX}LOG_LEVEL]",
+            **kwargs,
+        )
+        format_ = click.option(
+            "--log-format",
+            type=click.Choice(["console", "json"]),
+            default="console",
+            envvar=ENVIRONMENT_PREFIX + "LOG_FORMAT",
+            cls=GroupedOption,
+            help="Messages on standard error as sentences (console) or as JSON lines with crawl, stage, worker, entry "
+            f"and task where they have one (json). Default: console. [{ENVIRONMENT_PREFIX}LOG_FORMAT]",
+            **kwargs,
+        )
+        return format_(level(function))
+
+    return decorate
 
 
 def config_option(**kwargs: Any) -> Callable[[F], F]:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -26,10 +27,12 @@ from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import Keys
+from streamcrawl.work.inspection import stamped_tasks
+from streamcrawl.work.logs import FromLibraries, Level, Logger, Said
 from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 
     from redis.asyncio import Redis
 
@@ -104,10 +107,15 @@ class Job:
 class Running:
     """One run of a command with workers."""
 
-    def __init__(self, *, is_quiet: bool, is_json: bool) -> None:
+    def __init__(
+        self, *, is_quiet: bool, is_json: bool, log_format: str = "console", log_level: str = Level.INFO.value
+    ) -> None:
         self._is_quiet = is_quiet
         self._is_json = is_json
         self._console = Console(file=cast("IO[str]", _DeafStream(sys.stderr)) if sys.stderr else None, stderr=True)
+        self._logger = Logger(self._print, is_json=log_format == "json", least=Level(log_level))
+        if self._logger.is_json:
+            logging.getLogger().addHandler(FromLibraries(self._logger))
         self._main: asyncio.Task[Any] | None = None
         self._signals = 0
         self._grace_ms = 0
@@ -117,7 +125,10 @@ class Running:
 
     def log(self, text: str) -> None:
         """Say what somebody should know; on standard error, above the live line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._logger(text)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def tell(self, text: str) -> None:
         """Say what is good to know: nothing with --quiet."""
@@ -155,6 +166,26 @@ class Running:
         if self._signals:
             raise asyncio.CancelledError
 
+    @asynccontextmanager
+    async def watched(self, settings: Settings) -> AsyncIterator[None]:
+        """Show metrics as long as the block runs, where that was asked for; also while there are no workers yet.
+
+        Raises:
+            ConfigError: the port cannot be listened on.
+        """
+        self._logger.fields["crawl"] = settings.name
+        if settings.metrics_port is None:
+            yield
+            return
+        from streamcrawl.ops.probes import worker_pages  # an HTTP server that most commands do without
+        from streamcrawl.ops.serving import Serving
+
+        asyncio.get_running_loop().set_task_factory(stamped_tasks)
+        pages = worker_pages(settings.name, lambda: self._supervisor, self._logger.counts)
+        async with Serving(settings.metrics_host, settings.metrics_port, pages, option="--metrics-port") as serving:
+            self.tell(f"metrics at {serving.url}/metrics")
+            yield
+
     async def run_crawl(self, job: Job) -> ExitCode:
         """Work at a crawl until it ends or this process is stopped; show how it goes, and sum up.
 
@@ -182,7 +213,10 @@ class Running:
             log=self.log,
         )
         started = time.monotonic()
-        word = await self._run_loops(self._supervisor, job)
+        try:
+            word = await self._run_loops(self._supervisor, job)
+        finally:
+            self._logger.close()
         return await self._sum_up(Run(word, time.monotonic() - started, job.pages_before, job.resume), job)
 
     async def _without_written_elsewhere(self, job: Job) -> list[SinkSpec]:
@@ -216,6 +250,7 @@ class Running:
             pages_max=job.settings.pages_max,
             workers=lambda: _count_workers(supervisor),
             write=self._write,
+            say=self._logger if self._logger.is_json else None,
         )
         main = asyncio.create_task(supervisor.run(), name="supervisor")
         showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
@@ -243,7 +278,7 @@ class Running:
             return "none"
         if self._is_json:
             return "json"
-        return "live" if self._console.is_terminal else "lines"
+        return "live" if self._console.is_terminal and not self._logger.is_json else "lines"
 
     async def _sum_up(self, run: Run, job: Job) -> ExitCode:
         if run.word == "GONE":
@@ -260,7 +295,7 @@ class Running:
             self._write("\n".join(summary_lines(run, status)))
         if run.word == "UNBALANCED":
             for fault in (await audit(job.crawl)).faults:
-                self.log(f"streamcrawl: {fault}")
+                self.log(Said.error(f"streamcrawl: {fault}"))
         return exit_code(run.word, status)
 
     def _write(self, text: str) -> None:

@@ -15,6 +15,7 @@ from streamcrawl.cli.options import (
     debug_option,
     given_settings,
     guarded,
+    log_options,
     place_of,
     redis_option,
 )
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     envvar=ENVIRONMENT_PREFIX + "QUIET",
     help="No progress and no summary; warnings and errors only.",
 )
+@log_options()
 @config_option()
 @debug_option(envvar=ENVIRONMENT_PREFIX + "DEBUG")
 @guarded
@@ -86,7 +88,7 @@ def command(context: click.Context, /, **_: object) -> ExitCode:
         SeedOptions(
             path=options["file"],
             **{name: options[name] for name in ("name", "redis_url", "output", "creates", "keeps_open")},
-            **{name: options[name] for name in ("is_json", "is_quiet")},
+            **{name: options[name] for name in ("is_json", "is_quiet", "log_format", "log_level")},
             settings=given_settings(context),
             place=place_of(context),
         )

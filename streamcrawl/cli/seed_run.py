@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from streamcrawl.cli import contact
 from streamcrawl.cli.fleet import LINE_S, Showing
-from streamcrawl.cli.opening import SEEDS_FOR_SCOPE_MAX, check_memory, check_output, merged_scope, new_sink, seeds_state
+from streamcrawl.cli.opening import (
+    SEEDS_FOR_SCOPE_MAX,
+    check_memory,
+    check_output,
+    merged_scope,
+    new_sink,
+    seeds_state,
+    settings_of_new_crawl,
+)
 from streamcrawl.cli.options import write
 from streamcrawl.cli.running import Stored, read_state, read_stored
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES, crawl_store, embedded_names, existing_store
@@ -29,11 +38,12 @@ from streamcrawl.cli.worker_run import compare_given
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number
-from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, make_settings
+from streamcrawl.settings import Given, check_name, make_settings
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
+from streamcrawl.work.logs import Level, Logger
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.seeds import COMPLAINTS_MAX, STDIN, SeedLines, SeedLoop, complaint, feeder_name, seed_url
 
@@ -61,6 +71,8 @@ class SeedOptions:
     keeps_open: bool = False
     is_json: bool = False
     is_quiet: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
     settings: dict[str, Given] = field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
@@ -103,14 +115,21 @@ class _Seeding:
         self._main: asyncio.Task[Any] | None = None
         self._showing: Showing | None = None
         self._is_feeding = False
+        self._logger = Logger(self._print, is_json=options.log_format == "json", least=Level(options.log_level))
+        self._logger.fields["crawl"] = options.name
+        self._is_shown = not (options.is_quiet or options.is_json or self._logger.is_json)
+        """Whether a person watches it go on."""
         self.command: Final = shlex.join(["streamcrawl", "seed", options.name, options.path, *options.place])
 
     def log(self, text: str) -> None:
         """Say what somebody should know, with --quiet too."""
-        if self._showing is not None and not self._options.is_quiet:
-            self._showing.say(text)
+        self._logger(text)
+
+    def _print(self, line: str) -> None:
+        if self._showing is not None and self._is_shown:
+            self._showing.say(line)
         else:
-            click.echo(text, err=True)
+            click.echo(line, err=True)
 
     def tell(self, text: str) -> None:
         """Say what is good to know."""
@@ -130,12 +149,13 @@ class _Seeding:
                 await crawl.first.feed("", "open")
             loop = SeedLoop(crawl, lines, settings, self.log, feeder=feeder_name([], options.path))
             started = time.monotonic()
-            with Showing(is_quiet=options.is_quiet or options.is_json) as self._showing:
+            with Showing(is_quiet=not self._is_shown) as self._showing:
                 try:
                     await until_answered(lambda: loop.begin(is_guest=True), Patience("seeds", self.log), self._stop)
                     await self._feed(loop, lines, started)
                 finally:
                     self._showing = None
+                    self._logger.close()
             return await self._sum_up(crawl, loop, lines, time.monotonic() - started)
 
     def _on_signal(self) -> None:
@@ -196,7 +216,8 @@ class _Seeding:
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options
-        settings = make_settings(options.name, options.settings)
+        own = settings_of_new_crawl(options.settings)
+        settings = make_settings(options.name, {**options.settings, **own})
         check_memory(store, settings)
         sink = new_sink(options.output, options.name, is_new=True)
         head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
@@ -209,14 +230,15 @@ class _Seeding:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
-        given = {name: one for name, one in options.settings.items() if CLASSES[name][0] is not SettingClass.LOCAL}
-        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(given))
+        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(own))
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
         state = await seeds_state(scope, settings, None)
         stored = Stored(scope=state, sinks={sink.name: sink.path}, machine=socket.gethostname())
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
             self.tell(f"crawl {options.name} begun, into {sink.path}")
+            if contact.is_missing(settings, state):
+                self.log(contact.MISSING)
         return crawl, settings
 
     # -- while it runs

@@ -10,6 +10,7 @@ from streamcrawl.cli.options import (
     AUTH_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -17,6 +18,8 @@ from streamcrawl.cli.options import (
     debug_option,
     given_settings,
     guarded,
+    log_options,
+    metrics_options,
     place_of,
     redis_option,
 )
@@ -79,6 +82,15 @@ if TYPE_CHECKING:
     help=AUTH_HELP,
 )
 @click.option(
+    "--proxy",
+    "proxies",
+    metavar="URL",
+    multiple=True,
+    cls=GroupedOption,
+    setting="proxies",
+    help=PROXY_HELP,
+)
+@click.option(
     "--nameserver",
     "nameservers",
     metavar="ADDRESS[:PORT]",
@@ -112,6 +124,8 @@ if TYPE_CHECKING:
     envvar=ENVIRONMENT_PREFIX + "QUIET",
     help="No progress and no summary; warnings and errors only.",
 )
+@metrics_options()
+@log_options()
 @config_option()
 @debug_option(envvar=ENVIRONMENT_PREFIX + "DEBUG")
 @guarded
@@ -124,10 +138,15 @@ def command(
     concurrency: int | None,
     headers: tuple[str, ...],
     auth: tuple[str, ...],
+    proxies: tuple[str, ...],
     nameservers: tuple[str, ...],
     grace_ms: int | None,
     is_json: bool,
     is_quiet: bool,
+    metrics_port: int | None,
+    metrics_host: str | None,
+    log_format: str,
+    log_level: str,
     debug: bool,
 ) -> ExitCode:
     """Work at the crawl NAME on a shared Redis, or at that of a program, with everybody else who does, until it ends.
@@ -155,4 +174,6 @@ def command(
         crawl_name=crawl_name,
         is_json=is_json,
         is_quiet=is_quiet,
+        log_format=log_format,
+        log_level=log_level,
     )

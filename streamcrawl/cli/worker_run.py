@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.cli.opening import check_program, tell_flow
@@ -16,6 +17,7 @@ from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
+from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.settings import CLASSES, Given, SettingClass, check_name, key_of, make_settings, show_value
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.store.tuning import read_tuned, settings_of
@@ -46,6 +48,8 @@ def work(
     crawl_name: str | None = None,
     is_json: bool,
     is_quiet: bool,
+    log_format: str,
+    log_level: str,
 ) -> ExitCode:
     """Run the command; return its exit code.
 
@@ -58,21 +62,22 @@ def work(
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
+    make = partial(_Worker, given=given, place=place, is_json=is_json, is_quiet=is_quiet)
+    make = partial(make, log_format=log_format, log_level=log_level)
     if ":" not in name:
         if stages or crawl_name:
             raise ConfigError("--stage and --name are for programs: streamcrawl worker MODULE:ATTRIBUTE --stage S")
-        return _work(_Worker(name, given, place, is_json=is_json, is_quiet=is_quiet), redis_url, early_nursery())
+        return _work(make(_local(name, redis_url, given)), redis_url, early_nursery())
     # Before the program is imported: a fork would copy the locks and connections that its modules may hold.
     with early_nursery():
         program = load_program(name)
-        worker = _Worker(crawl_name or program.name, given, place, is_json=is_json, is_quiet=is_quiet)
-        worker.app, worker.program = name, program
-        worker.only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
+        only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
+        worker = make(_local(crawl_name or program.name, redis_url, given), app=name, program=program, only=only)
         return _work(worker, redis_url, nullcontext())
 
 
-def _work(worker: _Worker, redis_url: str | None, nursery: AbstractContextManager[None]) -> ExitCode:
-    name, given = worker.name, worker.given
+def _local(name: str, redis_url: str | None, given: Mapping[str, Given]) -> Settings:
+    """Return what was given for this machine; a setting that cannot be must not be found out when the crawl comes."""
     check_name(name)
     if redis_url is None:
         raise ConfigError(
@@ -80,12 +85,16 @@ def _work(worker: _Worker, redis_url: str | None, nursery: AbstractContextManage
             f"streamcrawl crawl --resume --name {name}"
         )
     local = {field: one for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
-    # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
+    parse_proxies(settings.proxies)
+    return settings
+
+
+def _work(worker: _Worker, redis_url: str | None, nursery: AbstractContextManager[None]) -> ExitCode:
     try:
         with nursery:
-            return asyncio.run(worker.run(redis_url))
+            return asyncio.run(worker.run(redis_url or ""))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -95,52 +104,66 @@ class _Worker(Running):
     """One run of the command."""
 
     def __init__(
-        self, name: str, given: Mapping[str, Given], place: tuple[str, ...], *, is_json: bool, is_quiet: bool
+        self,
+        local: Settings,
+        *,
+        given: Mapping[str, Given],
+        place: tuple[str, ...],
+        is_json: bool,
+        is_quiet: bool,
+        log_format: str,
+        log_level: str,
+        app: str = "",
+        program: Program | None = None,
+        only: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(is_json=is_json, is_quiet=is_quiet)
-        self.name = name
-        self.given = given
+        super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
+        self._name = local.name
+        self._local = local
+        """What was given for this machine; the crawl has the rest."""
+        self._given = given
         self._place = place
-        self.app = ""
-        self.program: Program | None = None
-        self.only: tuple[str, ...] = ()
+        self._app = app
+        self._program = program
+        self._only = only
         """Stages of the program that this one works for; empty for all."""
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
-        async with existing_store(redis_url, self.name) as store:
+        async with self.watched(self._local), existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
-            check_program(self.name, stored, is_program=self.program is not None)
-            await upgrade_crawl(store.client, self.name, log=self.log)
-            crawl = await join_crawl(store.client, self.name)
-            if self.program is not None:
-                await tell_flow(crawl, self.program, list(stored.sinks))
+            check_program(self._name, stored, is_program=self._program is not None)
+            await upgrade_crawl(store.client, self._name, log=self.log)
+            crawl = await join_crawl(store.client, self._name)
+            if self._program is not None:
+                await tell_flow(crawl, self._program, list(stored.sinks))
             tuned = await read_tuned(crawl)
-            local = {field: one.value for field, one in self.given.items() if CLASSES[field][0] is SettingClass.LOCAL}
-            settings = settings_of(crawl, self.name, tuned.given, **local)
-            compare_given(self.name, self.given, settings, place=self._place, log=self.log)
-            status = await read_status(store.client, self.name)
+            local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
+            settings = settings_of(crawl, self._name, tuned.given, **local)
+            check_proxied(settings)
+            compare_given(self._name, self._given, settings, place=self._place, log=self.log)
+            status = await read_status(store.client, self._name)
             self.tell(
-                f"joining crawl {self.name}: {counted(status.page('done'), 'page')} done, "
+                f"joining crawl {self._name}: {counted(status.page('done'), 'page')} done, "
                 f"{number(status.page('queued'))} queued, {number(status.slots)} slots at work elsewhere"
                 + "; it is paused"
                 * status.is_paused
             )
             return await self.run_crawl(
                 Job(
-                    name=self.name,
+                    name=self._name,
                     store=store,
                     crawl=crawl,
                     settings=settings,
                     version=tuned.version,
                     scope=stored.scope,
                     # Who works for some stages leaves the files to others.
-                    sinks=[SinkSpec(sink, "" if self.only else path) for sink, path in stored.sinks.items()],
+                    sinks=[SinkSpec(sink, "" if self._only else path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
                     resume=shlex.join(self._command()),
-                    app=self.app,
-                    program=self.program,
-                    only=self.only,
+                    app=self._app,
+                    program=self._program,
+                    only=self._only,
                     home=stored.machine,
                     stays_for=("UNFED",),
                 )
@@ -148,11 +171,11 @@ class _Worker(Running):
 
     def _command(self) -> list[str]:
         """Return the command that does this again."""
-        if self.program is None:
-            return ["streamcrawl", "worker", self.name, *self._place]
-        name = () if self.name == self.program.name else ("--name", self.name)
-        stages = [part for stage in self.only for part in ("--stage", stage)]
-        return ["streamcrawl", "worker", self.app, *stages, *name, *self._place]
+        if self._program is None:
+            return ["streamcrawl", "worker", self._name, *self._place]
+        name = () if self._name == self._program.name else ("--name", self._name)
+        stages = [part for stage in self._only for part in ("--stage", stage)]
+        return ["streamcrawl", "worker", self._app, *stages, *name, *self._place]
 
     async def _wait_for_crawl(self, store: Store) -> Stored:
         """Return what the crawl was begun with, once it is there as a whole: who creates it stores that last."""
@@ -160,12 +183,12 @@ class _Worker(Running):
         is_told = False
         while True:
             self.end_when_told()
-            state = await until_answered(lambda: read_state(store.client, self.name), patience)
+            state = await until_answered(lambda: read_state(store.client, self._name), patience)
             if "epoch" in state and (stored := read_stored(state)) is not None:
                 return stored
             if not is_told:
                 is_told = True
-                self.log(f"waiting for crawl {self.name}: it is not there yet")
+                self.log(f"waiting for crawl {self._name}: it is not there yet")
             await asyncio.sleep(LOOK_S)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamcrawl.errors import CrawlGone
 from streamcrawl.ops.status import stored_settings
+from streamcrawl.rules.politeness import Refusal
+from streamcrawl.rules.sitemaps import Flaw, Listed
 from streamcrawl.rules.task import Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.settings import SCHEMA
@@ -35,7 +37,9 @@ FAULTS_MAX: Final = 1000
 SETTLE_S: Final = 0.2
 """Between two looks at what is being written to one shard after the other."""
 _STATES: Final = ("queued", "streamed", "delayed", "dead", "done", "dropped")
-_LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in LeftOut)
+_LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in (*LeftOut, *Listed))
+_THROTTLED: Final = frozenset(f"throttled.{refusal}" for refusal in Refusal)
+_FLAWS: Final = frozenset(f"{Kind.SITEMAP}.flawed.{flaw}" for flaw in Flaw)
 """Links that never became tasks: no other figure depends on them, so their names are all there is to check."""
 _LOOKS_MAX: Final = 5
 """How often something is looked at again when the crawl moved meanwhile."""
@@ -55,7 +59,7 @@ class AuditReport:
     totals: dict[str, int] = field(default_factory=dict)
     """Of all shards together."""
     lines: list[str] = field(default_factory=list)
-    """Lines of the counts: page, robots, each output and each stage."""
+    """Lines of the counts: page, robots, sitemap, each output and each stage."""
     hosts: int = 0
     keys: int = 0
     are_seeds_counted: bool = True
@@ -429,15 +433,19 @@ class _ShardAudit:
                 self._fault(
                     f"{line}: created {total(f'{line}.created')}, accounted for {sum(places.values())} = {where}"
                 )
-            for state in ("dead", "dropped"):
+            for state in ("dead", "dropped", "waited"):
                 by_reason = sum(count for name, count in totals.items() if name.startswith(f"{line}.{state}."))
-                if by_reason != places[state]:
-                    self._fault(f"{line}: {state} {places[state]}, by reason {by_reason}")
+                if by_reason != total(f"{line}.{state}"):
+                    self._fault(f"{line}: {state} {total(f'{line}.{state}')}, by reason {by_reason}")
         for name, count in totals.items():
             if count < 0:
                 self._fault(f"totals: {name} is {count}, below zero")
             if name.startswith("links.") and name not in _LINKS_LEFT_OUT:
                 self._fault(f"totals: {name} is no reason to leave a link out")
+            if name.startswith("throttled.") and name not in _THROTTLED:
+                self._fault(f"totals: {name} is no refusal of a host")
+            if ".flawed." in name and name not in _FLAWS:
+                self._fault(f"totals: {name} is no flaw of a sitemap")
         seeds = total("seed.created") - total("seed.ended")
         left = sum(total(f"{Kind.PAGE}.{state}") for state in ("queued", "streamed", "delayed"))
         if self._report.are_seeds_counted and not 0 <= seeds <= left:
@@ -448,7 +456,7 @@ class _ShardAudit:
         if length != streamed:
             self._fault(f"{FETCH_STREAM}: counted {streamed}, found {length} entries")
         if self._walk.has_walked:
-            self._note(f"{FETCH_STREAM}: {length} entries, too many to compare those of pages and robots.txt each")
+            self._note(f"{FETCH_STREAM}: {length} entries, too many to compare those of each kind")
         else:
             for line in sorted({*Kind, *look.entries}):
                 counted, found = total(f"{line}.streamed"), look.entries.get(line, 0)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError
-from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, host_page
+from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, delay_words, host_page
 from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.status import read_status
 from streamcrawl.ops.words import moment, span
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
-from streamcrawl.rules.scope import Scope
+from streamcrawl.rules.scope import Scope, sitemap_fingerprint
 from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
 from streamcrawl.rules.traps import Traps, in_words
 from streamcrawl.rules.urls import (
@@ -32,7 +32,7 @@ from streamcrawl.rules.urls import (
     without_credentials,
 )
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.seen import is_seen
+from streamcrawl.store.seen import is_fingerprint_seen, is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Explanation:
     is_allowed: bool | None
     """None when that is not known yet."""
     robots_line: tuple[int, str] | None
+    sitemap: str
+    """The same URL as a sitemap, in words; '' when it was never named as one, as far as can be told."""
 
     def verdict(self) -> str:
         """Return the answer in one line."""
@@ -125,6 +127,7 @@ class Explanation:
             "robots_allows": self.is_allowed,
             "robots_line": None if self.robots_line is None else self.robots_line[0],
             "robots_text": None if self.robots_line is None else self.robots_line[1],
+            "sitemap": self.sitemap,
             "host": self.host.as_json(),
         }
 
@@ -147,12 +150,12 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
     # Links on pages of its own host lead to it, once there are such pages.
     out_of_scope = scope.why_not(url, page_host=host if page.is_known else None) if scope is not None else ""
     trap = Traps(settings, datetime.now(UTC).year).reason(url, depth=0, referrer=f"{host}/")
-    seen, found = await is_seen(frontier, url), await _find(frontier, url, page)
+    seen, found = await is_seen(frontier, url), await _find(frontier, url, page, Kind.PAGE)
     for _ in range(_LOOKS_MAX - 1):
         if found.place or found.searched or not seen:
             break
         # A task on its way from one place to the next was in neither when each was looked at.
-        found = await _find(frontier, url, page)
+        found = await _find(frontier, url, page, Kind.PAGE)
     robots, is_allowed, line = _robots(url, page, settings)
     dropped = (await read_status(crawl.client, name)).by_reason("dropped")
     return Explanation(
@@ -169,6 +172,7 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         robots,
         is_allowed,
         line,
+        await _as_sitemap(frontier, url, page, settings),
     )
 
 
@@ -185,23 +189,34 @@ async def _scope(crawl: Shards, settings: Settings) -> Scope | None:
 # -- where it is
 
 
-async def _find(frontier: Frontier, url: str, page: HostPage) -> Found:
+async def _as_sitemap(frontier: Frontier, url: str, page: HostPage, settings: Settings) -> str:
+    found = await _find(frontier, url, page, Kind.SITEMAP)
+    if found.place:
+        return found.words
+    host, path = split_url(url)
+    # As its own host names it; one that only another host names is found while its task is somewhere.
+    task = CrawlTask(host=host, path=path, kind=Kind.SITEMAP)
+    is_known = await is_fingerprint_seen(frontier, sitemap_fingerprint(task, host, settings.scope))
+    return "read or dropped: `status` counts them" if is_known else ""
+
+
+async def _find(frontier: Frontier, url: str, page: HostPage, kind: Kind) -> Found:
     path = split_url(url)[1]
     searched: list[str] = []
     found = (
-        _in_stream(page, path)
-        or await _delayed(frontier, page, path, searched)
-        or await _queued(frontier, page, path, searched)
-        or await _dead(frontier, page, url, searched)
+        _in_stream(page, path, kind)
+        or await _delayed(frontier, page, path, kind, searched)
+        or await _queued(frontier, page, path, kind, searched)
+        or await _dead(frontier, page, url, kind, searched)
         or Found("")
     )
     found.searched = searched if not found.place else []
     return found
 
 
-def _in_stream(page: HostPage, path: str) -> Found | None:
+def _in_stream(page: HostPage, path: str, kind: Kind) -> Found | None:
     for entry in page.in_flight:
-        if _is_of(page.key, entry.level, entry.stored, path):
+        if _is_of(page.key, entry.level, entry.stored, path, kind):
             facts = {"entry": entry.entry_id, "worker": entry.consumer, "idle_ms": entry.idle_ms}
             if not entry.consumer:
                 return Found("waiting", f"in the work stream ({entry.entry_id}), not read by a worker yet", facts)
@@ -210,7 +225,7 @@ def _in_stream(page: HostPage, path: str) -> Found | None:
     return None
 
 
-async def _delayed(frontier: Frontier, page: HostPage, path: str, searched: list[str]) -> Found | None:
+async def _delayed(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
     pattern = "fetch|?|" + _GLOB.sub(r"\\\1", page.key) + "|*"
     looked, cursor = 0, 0
     while True:
@@ -219,7 +234,7 @@ async def _delayed(frontier: Frontier, page: HostPage, path: str, searched: list
         cursor, rows = answer
         for member, score in rows:
             _, level, host, stored = member.split(b"|", 3)
-            if _is_of(host.decode(), level.decode(), stored, path):
+            if _is_of(host.decode(), level.decode(), stored, path, kind):
                 due_in_ms = int(score) - page.state.now_ms
                 attempt = decode_task(page.key, level.decode(), stored).attempt
                 words = f"delayed: attempt {attempt} is due " + (f"in {span(due_in_ms)}" if due_in_ms > 0 else "now")
@@ -232,10 +247,10 @@ async def _delayed(frontier: Frontier, page: HostPage, path: str, searched: list
             return None
 
 
-async def _queued(frontier: Frontier, page: HostPage, path: str, searched: list[str]) -> Found | None:
+async def _queued(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
     # What stands in front of the other fields of the stored form is the same for all but a few: most are told apart
     # without being decoded.
-    needle = b'"page",' + msgspec.json.encode(path) + b","
+    needle = b'"%b",%b,' % (kind.value.encode(), msgspec.json.encode(path))
     looked = before = 0
     for level in (Level.HIGH, Level.NORMAL, Level.LOW):
         place = 0
@@ -245,11 +260,12 @@ async def _queued(frontier: Frontier, page: HostPage, path: str, searched: list[
                     frontier.keys.queue(page.key, level), place, place + _PER_CALL - 1
                 )
             for n, stored in enumerate(window):
-                if needle in stored and _is_of(page.key, level, stored, path):
+                if needle in stored and _is_of(page.key, level, stored, path, kind):
                     task = decode_task(page.key, level, stored)
                     facts = {
                         "level": LEVEL_NAMES[level], "queue_place": place + n, "tasks_before": before + n,
                         "attempt": task.attempt, "depth": task.depth, "referrer": task.referrer,
+                        "modified_at": moment(1000 * task.modified_s),
                     }  # fmt: skip
                     words = f"queued, level {LEVEL_NAMES[level]}, with {before + n:,} tasks of its host before it"
                     return Found("queued", words, facts)
@@ -262,11 +278,11 @@ async def _queued(frontier: Frontier, page: HostPage, path: str, searched: list[
     return None
 
 
-async def _dead(frontier: Frontier, page: HostPage, url: str, searched: list[str]) -> Found | None:
+async def _dead(frontier: Frontier, page: HostPage, url: str, kind: Kind, searched: list[str]) -> Found | None:
     looked = 0
     async with aclosing(newest_of(frontier, page.shard, Where())) as letters:
         async for letter in letters:
-            if letter.url == url and letter.kind == Kind.PAGE and letter.task is not None:
+            if letter.url == url and letter.kind == kind and letter.task is not None:
                 tries = f"{letter.reason}, attempt {letter.task.attempt}"
                 words = ": ".join([f"dead since {moment(letter.died_at_ms)}", tries, *letter.error.splitlines()[:1]])
                 facts = {"letter": letter.entry_id, "reason": letter.reason, "error": letter.error}
@@ -278,9 +294,9 @@ async def _dead(frontier: Frontier, page: HostPage, url: str, searched: list[str
     return None
 
 
-def _is_of(host: str, level: str, stored: bytes, path: str) -> bool:
+def _is_of(host: str, level: str, stored: bytes, path: str, kind: Kind) -> bool:
     task = _decoded(host, level, stored)
-    return task is not None and task.kind is Kind.PAGE and task.path == path
+    return task is not None and task.kind is kind and task.path == path
 
 
 def _decoded(host: str, level: str, stored: bytes) -> CrawlTask | None:
@@ -320,13 +336,16 @@ def explanation_lines(found: Explanation) -> list[str]:
         ),
         *([("trap", found.left_out)] if found.left_out else []),
         ("robots.txt", found.robots),
+        *([("as a sitemap", found.sitemap)] if found.sitemap else []),
         ("host", f"{found.host.key}: {found.host.standing()}"),
+        ("delay", delay_words(found.host)),
     ]
     if found.shards > 1:
         rows.append(("shard", str(found.shard)))
     if found.host.state.halt:
         rows.append(("crawl", found.host.state.halt))
     facts = found.found.facts
-    rows += [(label, str(facts[name])) for name, label in (("referrer", "found on"),) if facts.get(name)]
+    known = (("referrer", "found on"), ("modified_at", "changed, says its sitemap,"))
+    rows += [(label, str(facts[name])) for name, label in known if facts.get(name)]
     width = max(len(label) for label, _ in rows)
     return [found.url, *(f"  {label:<{width}}  {text}" for label, text in rows)]

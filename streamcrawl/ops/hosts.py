@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -18,11 +19,12 @@ from streamcrawl.errors import ConfigError
 from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.words import host_keys, moment, span
 from streamcrawl.rules.task import Level
+from streamcrawl.settings import Settings
 from streamcrawl.store.connection import NoGroup, mapped_errors
 from streamcrawl.store.keys import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.store.shards import Shards
@@ -34,6 +36,8 @@ ENTRIES_MAX: Final = 20_000
 LETTERS_MAX: Final = 5_000
 """Newest dead letters that are searched for those of a host."""
 _ENTRIES_PER_CALL: Final = 500
+_DELAY_MAX_MS: Final = Settings(name="any").delay_max_ms
+"""As _state.lua, for crawls that are older than the setting."""
 _HOST_REASONS: Final = frozenset({"host_unreachable", "robots_unreachable"})
 LEVEL_NAMES: Final = {Level.CONTROL: "robots", Level.HIGH: "high", Level.NORMAL: "normal", Level.LOW: "low"}
 
@@ -46,11 +50,32 @@ class ShardState(NamedTuple):
     wall_ms: int
     """The server's own clock, as the times that people read."""
     delay_ms: int
+    delay_max_ms: int
     cap: int
     obeys_robots: bool
     pages_per_host_max: int | None
     halt: str
     """Why nothing at all is dispatched; '' when it is."""
+
+
+class DelayReason(StrEnum):
+    """Where the delay in force of a host comes from."""
+
+    CRAWL = "crawl"
+    CRAWL_DELAY = "crawl_delay"
+    OPERATOR = "operator"
+    RESPONSE_TIME = "response_time"
+    THROTTLED = "throttled"
+
+
+class Circuit(StrEnum):
+    """Whether a host that does not answer is asked."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    """Not until its back-off is over."""
+    HALF_OPEN = "half-open"
+    """One fetch at a time, to see whether it is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +95,10 @@ class HostFields:
     cap: int = 0
     delay: int = 0
     delay_set: str = ""
+    paced: int = 0
+    throttled: int = 0
+    throttled_at: int = 0
+    throttled_by: str = ""
     pages: int = 0
     given_up: str = ""
     blocked: str = ""
@@ -83,6 +112,21 @@ class HostFields:
                 is_text = cls.__dataclass_fields__[text].type == "str"
                 found[text] = value.decode("utf-8", "replace") if is_text else int(float(value))
         return cls(**found)
+
+    def delay_in_force(self, state: ShardState) -> tuple[int, DelayReason]:
+        """Return the delay, ms, as `delay_of` in _hosts.lua has it, and where it comes from."""
+        if self.delay_set:
+            return int(self.delay_set), DelayReason.OPERATOR
+        floor = max(self.delay, state.delay_ms)
+        borne = min(max(self.paced, self.throttled), state.delay_max_ms)
+        if borne > floor:
+            return borne, DelayReason.THROTTLED if self.throttled >= self.paced else DelayReason.RESPONSE_TIME
+        return floor, DelayReason.CRAWL_DELAY if self.delay >= max(1, state.delay_ms) else DelayReason.CRAWL
+
+    def circuit(self, state: ShardState) -> Circuit:
+        if not self.failing:
+            return Circuit.CLOSED
+        return Circuit.OPEN if self.blocked_until > state.now_ms else Circuit.HALF_OPEN
 
 
 class InFlight(NamedTuple):
@@ -124,14 +168,12 @@ class HostPage:
 
     @property
     def cap(self) -> int:
-        return self.fields.cap or self.state.cap
+        """As `cap_of` in _hosts.lua has it."""
+        return 1 if self.fields.failing else self.fields.cap or self.state.cap
 
     @property
     def delay_ms(self) -> int:
-        """The delay in force, as _hosts.lua has it."""
-        if self.fields.delay_set:
-            return int(self.fields.delay_set)
-        return max(self.fields.delay, self.state.delay_ms)
+        return self.fields.delay_in_force(self.state)[0]
 
     def standing(self) -> str:
         """Return in one line why it is fetched, or why not."""
@@ -151,6 +193,8 @@ class HostPage:
             return f"given up ({fields.given_up}); `host set --retry` gives it another chance, as `dead replay` does"
         if not queued:
             return "nothing of it is queued" + (", some is under way" if fields.in_flight else "")
+        if fields.failing and fields.in_flight >= self.cap:
+            return f"its circuit is half-open: one fetch is under way, to see whether it is back ({self._failed()})"
         if fields.in_flight >= self.cap:
             return f"at its cap: {fields.in_flight} under way of {self.cap} at a time"
         if budget is not None and fields.pages + fields.in_flight >= budget:
@@ -160,9 +204,12 @@ class HostPage:
                 return "waits for its robots.txt, which is being fetched"
             return "has tasks and is not scheduled, for no reason that is to be seen: see `streamcrawl audit`"
         wait_ms = self.scheduled_ms - state.now_ms
-        why = f", as it failed {fields.failures} times in a row" if fields.failures and wait_ms > 0 else ""
+        why = f", as {self._failed()}" if fields.failures and wait_ms > 0 else ""
         due = f"due in {span(wait_ms)}{why}" if wait_ms > 0 else f"due since {span(-wait_ms)}, waits for its turn"
         return f"{due}; but {state.halt}" if state.halt else due
+
+    def _failed(self) -> str:
+        return f"it failed {self.fields.failures} times in a row"
 
     def as_json(self) -> dict[str, Any]:
         fields, now_ms = self.fields, self.state.now_ms
@@ -177,10 +224,14 @@ class HostPage:
             ],
             "pages": fields.pages,
             "delay_ms": self.delay_ms,
+            "delay_reason": fields.delay_in_force(self.state)[1].value,
+            "throttled_by": fields.throttled_by,
+            "throttled_for_ms": now_ms - fields.throttled_at if fields.throttled_at else None,
             "delay_set_ms": int(fields.delay_set) if fields.delay_set else None,
             "crawl_delay_ms": fields.delay,
             "cap": self.cap,
             "cap_set": fields.cap or None,
+            "circuit": fields.circuit(self.state).value,
             "due_in_ms": None if self.scheduled_ms is None else self.scheduled_ms - now_ms,
             "failures": fields.failures,
             "failing": fields.failing,
@@ -204,6 +255,8 @@ class HostRow(NamedTuple):
     pages: int
     what: str
     """Why it is listed."""
+    delay_ms: int = 0
+    delay_reason: DelayReason = DelayReason.CRAWL
 
 
 @dataclass(slots=True)
@@ -256,7 +309,7 @@ async def hosts_to_set(crawl: Shards, text: str) -> list[str]:
 async def shard_state(frontier: Frontier) -> ShardState:
     """Return what of the shard's state decides about its hosts."""
     names = [
-        "clock_ms", "wall_ms", "delay_ms", "cap", "robots", "pages_per_host_max", "pages_max",
+        "clock_ms", "wall_ms", "delay_ms", "delay_max_ms", "cap", "robots", "pages_per_host_max", "pages_max",
         "paused", "stopped", "throttled",
     ]  # fmt: skip
     async with frontier.client.pipeline(transaction=False) as pipe:
@@ -283,6 +336,7 @@ async def shard_state(frontier: Frontier) -> ShardState:
         now_ms=int(texts["clock_ms"] or wall_ms) + step_ms,
         wall_ms=wall_ms,
         delay_ms=int(texts["delay_ms"] or 0),
+        delay_max_ms=int(texts["delay_max_ms"] or _DELAY_MAX_MS),
         cap=int(texts["cap"] or 1),
         obeys_robots=texts["robots"] == "1",
         pages_per_host_max=int(budget) if budget else None,
@@ -415,12 +469,14 @@ def host_lines(page: HostPage) -> list[str]:
             for one in page.in_flight[:10]
         ),
         ("pages done", f"{fields.pages:,}"),
-        ("delay", _delay_words(page)),
+        ("delay", delay_words(page)),
         ("robots.txt", page.robots),
     ]  # fmt: skip
     if fields.failures:
         since = "" if page.failing_since_ms is None else f", for {span(state.now_ms - page.failing_since_ms)}"
         rows.append(("failing", f"{fields.failures} times in a row{since}; last: {fields.failing or 'unanswered'}"))
+    if fields.failing:
+        rows.append(("circuit", _CIRCUIT_WORDS[fields.circuit(state)]))
     if fields.blocked_until > state.now_ms:
         rows.append(
             ("left alone", f"for another {span(fields.blocked_until - state.now_ms)} (its own word, or failures)")
@@ -431,12 +487,26 @@ def host_lines(page: HostPage) -> list[str]:
     return [page.key, *(f"  {label:<{width}}  {text}" for label, text in rows)]
 
 
-def _delay_words(page: HostPage) -> str:
+_CIRCUIT_WORDS: Final = {
+    Circuit.OPEN: "open: it is left alone, then asked by one fetch at a time until it answers",
+    Circuit.HALF_OPEN: "half-open: one fetch at a time until it answers",
+}
+
+
+def delay_words(page: HostPage) -> str:
+    """Return the delay in force, and why it is this one."""
     fields = page.fields
-    if fields.delay_set:
-        return f"{span(page.delay_ms)}, set for it"
-    asked = f", its Crawl-delay is {span(fields.delay)}" if fields.delay else ""
-    return f"{span(page.delay_ms)}{asked}"
+    delay_ms, reason = fields.delay_in_force(page.state)
+    why = ""
+    if reason is DelayReason.OPERATOR:
+        why = ", set for it"
+    elif reason is DelayReason.RESPONSE_TIME:
+        why = ", as its answers take long"
+    elif reason is DelayReason.THROTTLED:
+        ago = span(page.state.now_ms - fields.throttled_at)
+        why = f", as it was asked too often: last doubled {ago} ago ({fields.throttled_by}), less with each answer"
+    asked = f", its Crawl-delay is {span(fields.delay)}" if fields.delay and not fields.delay_set else ""
+    return f"{span(delay_ms)}{why}{asked}"
 
 
 # -- many hosts
@@ -519,16 +589,19 @@ async def _add_given_up(frontier: Frontier, found: HostList, most: int) -> None:
     found.given_up += [row for row in await _rows(frontier, hosts, "given_up") if row.what]
 
 
-async def _rows(frontier: Frontier, hosts: Sequence[str], what: str = "failing") -> Iterable[HostRow]:
-    names = ("queued", "in_flight", "pages", what)
+async def _rows(frontier: Frontier, hosts: Sequence[str], what: str = "failing") -> list[HostRow]:
+    if not hosts:
+        return []
+    state = await shard_state(frontier)
     async with frontier.client.pipeline(transaction=False) as pipe:
         for host in hosts:
-            pipe.hmget(frontier.keys.host(host), names)
+            pipe.hgetall(frontier.keys.host(host))
         with mapped_errors():
-            answers = await pipe.execute() if hosts else []
+            answers = await pipe.execute()
+    found = zip(hosts, map(HostFields.read, answers), strict=True)
     return [
-        HostRow(host, int(queued or 0), int(in_flight or 0), int(pages or 0), (why or b"").decode("utf-8", "replace"))
-        for host, (queued, in_flight, pages, why) in zip(hosts, answers, strict=True)
+        HostRow(host, one.queued, one.in_flight, one.pages, getattr(one, what), *one.delay_in_force(state))
+        for host, one in found
     ]
 
 
@@ -547,6 +620,11 @@ def host_list_lines(found: HostList) -> list[str]:
             lines.append(f"{title} ({note}):")
             lines += [
                 f"  {row.host}  {row.queued:,} queued, {row.in_flight} under way, {row.pages:,} done"
+                + (
+                    f", delay {span(row.delay_ms)} ({row.delay_reason})"
+                    if row.delay_reason != DelayReason.CRAWL
+                    else ""
+                )
                 + (f", {row.what}" if row.what and title != "with most queued" else "")
                 for row in rows
             ]

@@ -41,7 +41,7 @@ ITEM_SHOWN_BYTES: Final = 2000
 ITEM: Final = "item"
 """The kind of a letter that is no task."""
 _ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,19}(?:-\d{1,19})?)")
-_ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
+_LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task (kind_of in _hosts.lua)."""
 
 
@@ -120,7 +120,8 @@ class Letter:
     def kind(self) -> str:
         if self.is_item:
             return ITEM
-        return Kind.ROBOTS if _ROBOTS_TASK.match(self.stored) else Kind.PAGE
+        line = _LINE.match(self.stored)
+        return line[1].decode() if line is not None and line[1].decode() in set(Kind) else Kind.PAGE
 
     @property
     def died_at_ms(self) -> int:

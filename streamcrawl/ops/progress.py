@@ -108,6 +108,7 @@ class Progress:
         pages_max: int | None,
         workers: Callable[[], tuple[int, int]],
         write: Callable[[str], None],
+        say: Callable[[str], None] | None = None,
     ) -> None:
         """Prepare the display.
 
@@ -118,12 +119,14 @@ class Progress:
             pages_max: The budget, for the estimate; None without one.
             workers: Returns fetch processes and busy slots of this machine.
             write: Writes one line to standard output.
+            say: Gets the `lines` instead of the console.
         """
         self._crawl = crawl
         self._console = console
         self._mode = mode
         self._workers = workers
         self._write = write
+        self._say = say
         self._meter = Meter(pages_max)
         self._started_s = time.monotonic()
 
@@ -147,6 +150,8 @@ class Progress:
             if await self._sample():
                 if self._mode == "json":
                     self._write(msgspec.json.encode(self.figures()).decode())
+                elif self._say is not None:
+                    self._say(self.line())
                 else:
                     self._console.print(self.line(), highlight=False, soft_wrap=True)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from streamcrawl.errors import CodecError
 from streamcrawl.ops.hosts import LEVEL_NAMES
 from streamcrawl.ops.letters import Tally
-from streamcrawl.rules.task import CrawlTask, Level, decode_task
+from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
 from streamcrawl.store.connection import mapped_errors
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Queued(NamedTuple):
         task = self.task
         return {
             "url": self.host if task is None else task.url,
+            "kind": None if task is None else task.kind.value,
             "level": LEVEL_NAMES[Level(self.level)],
             "place": self.place,
             "depth": None if task is None else task.depth,
@@ -195,4 +196,6 @@ def queued_line(queued: Queued) -> str:
     if task is None:
         return f"{queued.place:>9}  {LEVEL_NAMES[Level(queued.level)]:<6}  (cannot be read)"
     tries = f"attempt {task.attempt}" + (f", {task.crashes} crashes" if task.crashes else "")
-    return f"{queued.place:>9}  {LEVEL_NAMES[Level(queued.level)]:<6}  depth {task.depth:<3} {tries:<10}  {task.url}"
+    note = "" if task.kind is Kind.PAGE else f" ({task.kind} task)"
+    level = LEVEL_NAMES[Level(queued.level)]
+    return f"{queued.place:>9}  {level:<6}  depth {task.depth:<3} {tries:<10}  {task.url}{note}"

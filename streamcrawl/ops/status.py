@@ -87,6 +87,10 @@ class StageStatus:
     """Age of the entry that has waited longest; None when none waits."""
     oldest_pending_ms: int | None = None
     """Since the dispatch of the oldest entry that is in hand; None when none is."""
+    mark_high: int | None = None
+    """Waiting entries above which what fills the stream stops; None when it has no mark."""
+    mark_low: int | None = None
+    """Under it filling goes on; None when that is the same."""
     kind: str = FETCH
     """fetch, output, or stage (of a program; its sinks too)."""
     done: int = 0
@@ -119,7 +123,7 @@ class WorkerStatus:
     busy: int | None = None
     """Of its slots, at its last beat; None when it does not say."""
     stage: str = ""
-    """Of a program, that it works for; '' for fetch workers and writers of outputs."""
+    """What it works at; '' when it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ class HostStatus:
     host: str
     queued: int
     reason: str = ""
+    asked_in_ms: int = 0
+    """Until a failing one is asked by one fetch, to see whether it is back: its circuit is open. 0: it is half-open."""
     for_ms: int | None = None
 
 
@@ -199,6 +205,9 @@ class Status:
     """Outputs and stages that are over their mark, with commas between; '' when none is."""
     brakes: list[Brake] = field(default_factory=list)
     """All that keeps tasks from being dispatched, with what would mend it."""
+    held_ms: dict[str, int] = field(default_factory=dict)
+    """How long it was kept from that, in all, by word: paused, frontier_full, memory_full, full:<stage>. Of several
+    shards the one that was held longest."""
     totals: dict[str, int] = field(default_factory=dict)
     """Every counter, `page.done` and so on: keys.py, `totals`."""
     pages_per_s: float | None = None
@@ -212,6 +221,8 @@ class Status:
     pending: int = 0
     stages: list[StageStatus] = field(default_factory=list)
     hosts_scheduled: int = 0
+    hosts_due: int = 0
+    """Of these, how many may be fetched from now."""
     hosts_failing: int = 0
     hosts_giving_up: int = 0
     """Given up, or over their page budget, and their queues not emptied yet."""
@@ -255,12 +266,38 @@ class Status:
         """Whether any worker has."""
         return any(map(self.lives, self.workers))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all seeds are in and nothing is left to do, but for what blocked hosts keep."""
+        return self.is_closed and (not self.queued or self._is_only_blocked) and not self.under_way
+
+    @property
+    def queued(self) -> int:
+        """Pages and sitemaps in the queues of their hosts."""
+        return self.page("queued") + self.sitemap("queued")
+
+    @property
+    def under_way(self) -> int:
+        """What is neither queued nor ended: pages and sitemaps, items, and records that are not written yet."""
+        items = sum(one.waiting + one.pending + one.delayed for one in self.stages if one.kind == STAGE)
+        tasks = self.streamed + self.page("delayed") + self.sitemap("delayed")
+        return tasks + items + sum(sink.waiting for sink in self.sinks)
+
+    @property
+    def _is_only_blocked(self) -> bool:
+        return not self.hosts_scheduled and self.hosts_blocked > 0
+
     def page(self, state: str) -> int:
         """Return a count of pages: created, queued, streamed, delayed, done, dead, dropped, retried, …"""
         return self.totals.get(f"page.{state}", 0)
 
+    def sitemap(self, state: str) -> int:
+        """Return a count of sitemaps: the same, and continued, flawed by reason."""
+        return self.totals.get(f"sitemap.{state}", 0)
+
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return pages and items that are `dead` or `dropped` by reason, the most frequent first; robots tasks too."""
+        """Return tasks and items that are `dead` or `dropped`, or how often they `waited`, by reason, the most frequent
+        first."""
         counts: Counter[str] = Counter()
         for line in (*Kind, *(stage.stage for stage in self.stages if stage.kind == STAGE)):
             start = f"{line}.{state}."
@@ -272,15 +309,31 @@ class Status:
     def links_left_out(self) -> dict[str, int]:
         """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
         as often as a page had it: they never became tasks, so no other count has them."""
-        start = "links."
+        return self._named("links.")
+
+    def refusals(self) -> dict[str, int]:
+        """Return how often hosts refused a fetch, by what slowed them down (`Refusal`), the most frequent first."""
+        return self._named("throttled.")
+
+    def _named(self, start: str) -> dict[str, int]:
+        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
+        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+
+    def sitemaps_flawed(self) -> dict[str, int]:
+        """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
+        the most frequent first. One may have several."""
+        start = "sitemap.flawed."
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
+        document["refusals"] = self.refusals()
+        document["sitemaps_flawed"] = self.sitemaps_flawed()
         document["links_left_out"] = self.links_left_out()
         document["dead_by_reason"] = self.by_reason("dead")
         document["dropped_by_reason"] = self.by_reason("dropped")
+        document["waited_by_reason"] = self.by_reason("waited")
         return dict(document)
 
 
@@ -302,7 +355,7 @@ async def read_status(client: Redis, name: str) -> Status:
     stages += [(STAGE, one) for one in (of_program or b"").decode().split(",") if one]
     seconds, micros, memory, feeders, shards = await _look(client, every, stages)
     now_ms = seconds * 1000 + micros // 1000
-    details = await _look_closer(client, shards)
+    details = await _look_closer(client, shards, now_ms)
 
     one = shards[0].texts
     given = stored_settings(one["settings"].encode())
@@ -318,7 +371,6 @@ async def read_status(client: Redis, name: str) -> Status:
         totals=dict(totals),
         streamed=sum(shard.streams[0].length for shard in shards),
         pending=sum(shard.streams[0].pending for shard in shards),
-        stages=[_stage(kind, stage, n, shards, details.oldest, now_ms) for n, (kind, stage) in enumerate(stages)],
         hosts_sampled=sum(len(shard.sample) for shard in shards),
         dead_letters=sum(shard.answers["dead"] for shard in shards),
         seen=sum(_int(shard.texts["seen"]) for shard in shards),
@@ -333,8 +385,14 @@ async def read_status(client: Redis, name: str) -> Status:
     status.memory_max_bytes = min(filter(None, limits), default=0)
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
     status.workers = _workers(shards, now_ms)
-    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and not worker.stage)
-    status.stages = _with_workers(status, shards)
+    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and worker.role != STAGE)
+    marks = _marks(status.slots, given, stages)
+    status.stages = [
+        _stage(kind, stage, n, shards, details.oldest, now_ms, *marks[n]) for n, (kind, stage) in enumerate(stages)
+    ]
+    status.stages = _with_workers(status, shards, given)
+    status.hosts_due = details.hosts_due
+    status.held_ms = _held(shards, stages, now_ms)
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
     status.sinks = _sinks(shards, status, one["crawl"])
     status.newest_dead = _newest_dead(shards)
@@ -376,13 +434,13 @@ class _Stream(NamedTuple):
 class _Shard:
     """The answers of one shard."""
 
-    def __init__(self, keys: Keys, answers: dict[str, Any], streams: list[_Stream]) -> None:
+    def __init__(self, keys: Keys, fields: Sequence[str], answers: dict[str, Any], streams: list[_Stream]) -> None:
         self.keys = keys
         self.answers = answers
         self.streams = streams
         self.texts = {
             field: (value or b"").decode("utf-8", "replace")
-            for field, value in zip(_STATE_FIELDS, answers["state"], strict=True)
+            for field, value in zip(fields, answers["state"], strict=True)
         }
         self.totals = {field: int(count) for field, count in _texts(answers["totals"]).items()}
         self.sample: list[str] = [host.decode() for host in answers["sample"] or ()]
@@ -405,10 +463,15 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
 
 
-def _questions(sampled: int) -> dict[str, Callable[[Any, Keys], Any]]:
+def _held_words(stages: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what may keep a crawl from handing tasks out, as the scripts call it (_state.lua)."""
+    return ["paused", "frontier_full", "memory_full", *(f"full:{stage}" for _, stage in stages[1:])]
+
+
+def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, Keys], Any]]:
     most = HOSTS_NAMED_MAX - 1
     return {
-        "state": lambda pipe, keys: pipe.hmget(keys.state, list(_STATE_FIELDS)),
+        "state": lambda pipe, keys: pipe.hmget(keys.state, list(fields)),
         "totals": lambda pipe, keys: pipe.hgetall(keys.totals),
         "workers": lambda pipe, keys: pipe.hgetall(keys.workers),
         "offsets": lambda pipe, keys: pipe.hgetall(keys.offsets),
@@ -430,7 +493,8 @@ async def _look(
     client: Redis, every: Sequence[Keys], stages: Sequence[tuple[str, str]]
 ) -> tuple[int, int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
     """Return the time, the memory of the server, the feeders, and the answers of each shard."""
-    questions = _questions(max(1, HOSTS_SAMPLED // len(every)))
+    fields = [*_STATE_FIELDS, *(f"held_{what}:{word}" for word in _held_words(stages) for what in ("at", "ms"))]
+    questions = _questions(max(1, HOSTS_SAMPLED // len(every)), fields)
     async with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.info("memory")
@@ -450,7 +514,7 @@ async def _look(
             for keys in every:
                 own = {word: _answer(next(answers)) for word in questions}
                 streams = [_stream(keys, stage, answers) for stage in stages]
-                shards.append(_Shard(keys, own, streams))
+                shards.append(_Shard(keys, fields, own, streams))
     return seconds, micros, memory, feeders, shards
 
 
@@ -483,11 +547,12 @@ class _Details:
 
     oldest: dict[str, str] = field(default_factory=dict)
     """Key of a stream -> id of the entry that waits longest."""
-    hosts: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Host key -> what is queued, and how it fails."""
+    hosts: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """Host key -> what is queued, how it fails, and until when it is left alone (crawl time, ms)."""
+    hosts_due: int = 0
 
 
-async def _look_closer(client: Redis, shards: Sequence[_Shard]) -> _Details:
+async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> _Details:
     details = _Details()
     waiting = [stream for shard in shards for stream in shard.streams if stream.length > stream.pending]
     hosts = {
@@ -495,21 +560,25 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard]) -> _Details:
         for shard in shards
         for host in (*shard.sample, *(host for place in ("failing", "blocked") for host, _ in shard.named(place)))
     }
-    if not waiting and not hosts:
+    scheduled = [shard for shard in shards if shard.answers["hosts_scheduled"]]
+    if not waiting and not hosts and not scheduled:
         return details
     async with client.pipeline(transaction=False) as pipe:
+        for shard in scheduled:
+            pipe.zcount(shard.keys.schedule, "-inf", shard.now(now_ms))
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
         for host, keys in hosts.items():
-            pipe.hmget(keys.host(host), ["queued", "failing"])
+            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until"])
         with mapped_errors():
             answers = iter(await pipe.execute())
+    details.hosts_due = sum(next(answers) for _ in scheduled)
     for stream in waiting:
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
     for host in hosts:
-        queued, reason = next(answers)
-        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"))
+        queued, reason, until = next(answers)
+        details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"), int(until or 0))
     return details
 
 
@@ -530,8 +599,9 @@ def _throttled(shards: Sequence[_Shard]) -> list[str]:
     return list(dict.fromkeys(name for shard in shards for name in shard.texts["throttled"].split(",") if name))
 
 
-def _with_workers(status: Status, shards: Sequence[_Shard]) -> list[StageStatus]:
-    """Return the stages with who reads them, and what holds them back."""
+def _with_workers(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any]) -> list[StageStatus]:
+    """Return the stages with who reads them, their marks, and what holds them back."""
+    least = int(given.get("stage_waiting_max") or Settings(name="").stage_waiting_max)
     flow: Any = {}
     with suppress(msgspec.DecodeError):
         flow = msgspec.json.decode(shards[0].texts["flow"] or "{}")
@@ -546,9 +616,19 @@ def _with_workers(status: Status, shards: Sequence[_Shard]) -> list[StageStatus]
         row = flow.get(name)
         return line in row.get("from", ()) if isinstance(row, dict) else line == "page"
 
+    def marks(stage: StageStatus) -> tuple[int | None, int | None]:
+        if stage.kind != STAGE:
+            return stage.mark_high, stage.mark_low
+        row = flow.get(stage.stage)
+        batch = row.get("batch", 1) if isinstance(row, dict) else 1
+        most = max(least, 2 * batch, 2 * slots[stage.stage])
+        return int(0.8 * most), int(0.2 * most)
+
     return [
         replace(
             stage,
+            mark_high=marks(stage)[0],
+            mark_low=marks(stage)[1],
             slots=slots[stage.stage],
             is_over=stage.stage in over and stage.kind != FETCH,
             held_by=tuple(name for name in over if stage.kind != OUTPUT and feeds(stage, name)),
@@ -557,8 +637,32 @@ def _with_workers(status: Status, shards: Sequence[_Shard]) -> list[StageStatus]
     ]
 
 
+def _marks(
+    slots: int, given: Mapping[str, Any], stages: Sequence[tuple[str, str]]
+) -> list[tuple[int | None, int | None]]:
+    """Return the high and the low mark of each stage, as _dispatch.lua and _items.lua have them; but those of a
+    program's stages, which go by their live slots (`_with_workers`)."""
+    most = int(given.get("sink_waiting_max") or Settings(name="").sink_waiting_max)
+    return [(2 * slots or None, None), *((int(0.8 * most), int(0.2 * most)) for _ in stages[1:])]
+
+
+def _held(shards: Sequence[_Shard], stages: Sequence[tuple[str, str]], now_ms: int) -> dict[str, int]:
+    def held_ms(shard: _Shard, word: str) -> int:
+        since = _int(shard.texts[f"held_at:{word}"])
+        return _int(shard.texts[f"held_ms:{word}"]) + (_age(since, now_ms) if since else 0)
+
+    return {word: max(held_ms(shard, word) for shard in shards) for word in _held_words(stages)}
+
+
 def _stage(
-    kind: str, stage: str, n: int, shards: Sequence[_Shard], oldest: Mapping[str, str], now_ms: int
+    kind: str,
+    stage: str,
+    n: int,
+    shards: Sequence[_Shard],
+    oldest: Mapping[str, str],
+    now_ms: int,
+    mark_high: int | None,
+    mark_low: int | None,
 ) -> StageStatus:
     streams = [shard.streams[n] for shard in shards]
 
@@ -574,6 +678,8 @@ def _stage(
         pending=sum(stream.pending for stream in streams),
         oldest_waiting_ms=eldest(oldest.get(stream.key) for stream in streams),
         oldest_pending_ms=eldest(stream.oldest_pending for stream in streams),
+        mark_high=mark_high,
+        mark_low=mark_low,
         kind=kind,
         done=count("done"),
         delayed=count("delayed"),
@@ -612,7 +718,7 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
         pid=pid if isinstance(pid, int) else 0,
         role=str(about.get("role", "")),
         busy=busy if isinstance(busy, int) else None,
-        stage=str(about.get("stage", "")),
+        stage=str(about.get("stage", "")) or (FETCH if about.get("role") == FETCH else ""),
     )
 
 
@@ -682,11 +788,12 @@ def _dead_letter(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
 
 def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now_ms: int) -> None:
     def named(place: str, now_of: Callable[[_Shard], int]) -> list[HostStatus]:
-        found = [
-            HostStatus(host, *details.hosts.get(host, (0, "")), for_ms=_age(since, now_of(shard)))
-            for shard in shards
-            for host, since in shard.named(place)
-        ]
+        found = []
+        for shard in shards:
+            for host, since in shard.named(place):
+                queued, reason, until = details.hosts.get(host, (0, "", 0))
+                asked_in_ms = max(0, until - shard.now(now_ms)) if place == "failing" else 0
+                found.append(HostStatus(host, queued, reason, asked_in_ms, _age(since, now_of(shard))))
         return sorted(found, key=lambda one: (-(one.for_ms or 0), one.host))[:HOSTS_NAMED_MAX]
 
     status.failing = named("failing", lambda shard: shard.now(now_ms))
@@ -794,9 +901,13 @@ def status_lines(status: Status) -> list[str]:
         ("dead", reasons(status.by_reason("dead"))),
         ("dropped", reasons(status.by_reason("dropped"))),
         ("links left out", reasons(status.links_left_out())),
+        ("refusals", reasons(status.refusals())),
+        *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
+    if waited := status.by_reason("waited"):
+        rows.append(("sent back", f"to wait: {reasons(waited)}"))
     rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
         ("hosts scheduled", number(status.hosts_scheduled)),
@@ -826,6 +937,16 @@ def status_lines(status: Status) -> list[str]:
     return lines
 
 
+def _sitemaps_text(status: Status) -> str:
+    waiting = status.sitemap("queued") + status.sitemap("delayed")
+    flaws = status.sitemaps_flawed()
+    return (
+        f"{number(status.sitemap('done'))} read"
+        + (f", {number(waiting)} waiting" if waiting else "")
+        + (f"; flawed: {reasons(flaws)}" if flaws else "")
+    )
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -835,15 +956,12 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    under_way = status.streamed + status.page("delayed") + sum(sink.waiting for sink in status.sinks)
-    under_way += sum(one.waiting + one.pending + one.delayed for one in status.stages if one.kind == STAGE)
-    if status.page("queued") + under_way:
-        if not under_way and not status.hosts_scheduled and status.hosts_blocked and status.is_closed:
-            words.append("complete but for what blocked hosts keep")
-        else:
-            words.append("at work" if status.is_alive else "at rest, no worker is alive")
+    if status.is_complete:
+        words.append("complete but for what blocked hosts keep" if status.queued else "complete")
+    elif status.queued + status.under_way:
+        words.append("at work" if status.is_alive else "at rest, no worker is alive")
     else:
-        words.append("complete" if status.is_closed else "nothing to do, more seeds may come")
+        words.append("nothing to do, more seeds may come")
     return ", ".join(words)
 
 
@@ -887,7 +1005,8 @@ def feeder_text(feeder: FeederStatus) -> str:
 
 
 def _failing_text(one: HostStatus) -> str:
-    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)})"
+    then = f"asked again in {span(one.asked_in_ms)}" if one.asked_in_ms else "asked by one fetch at a time"
+    return f"{one.host} ({one.reason or 'no answer'} for {span(one.for_ms or 0)}, {then})"
 
 
 def _kept_text(one: HostStatus) -> str:

@@ -161,6 +161,13 @@ def decode_body(body: bytes, charset: str | None) -> str:
     return body.decode(_DECODER_BY_CODEC.get(codec, codec), errors).removeprefix("\ufeff")
 
 
+def decoder_of(charset: str) -> codecs.IncrementalDecoder:
+    """Return a decoder of text that comes in pieces, as `decode_body` reads it; of UTF-8 for a charset nobody knows."""
+    codec = codec_of(charset) or "utf-8"
+    errors = _C1 if codec in _C1_CODECS else "replace"
+    return codecs.getincrementaldecoder(_DECODER_BY_CODEC.get(codec, codec))(errors)
+
+
 def _c1(error: UnicodeError) -> tuple[str, int]:
     """Decode bytes that Python's windows code pages lack: to controls below 0xA0, as browsers do, else to U+FFFD."""
     assert isinstance(error, UnicodeDecodeError)

@@ -37,6 +37,11 @@ source of their own, and robots.txt is obeyed by that User-Agent."""
 _HOSTS_KEPT: Final = 4096
 
 
+def basic_auth(pair: str) -> str:
+    """Return what Basic makes of `user:password` (RFC 7617)."""
+    return f"Basic {b64encode(pair.encode()).decode()}"
+
+
 class _Rule:
     """One line of a user: `https://*.example.org:8443` and what is sent there."""
 
@@ -91,7 +96,7 @@ class HostHeaders:
             # A password in plain text over the network is sent only where somebody said so.
             is_plain = pattern.strip().lower().startswith(("http://", "https://"))
             rule = _Rule(said, pattern if is_plain else f"https://{pattern.strip()}")
-            self._rules.append((rule, "Authorization", f"Basic {b64encode(pair.encode()).decode()}"))
+            self._rules.append((rule, "Authorization", basic_auth(pair)))
         if len(self._rules) > HEADERS_MAX:
             raise ConfigError(f"at most {HEADERS_MAX} headers can be given, not {len(self._rules)}")
         self._of = lru_cache(maxsize=_HOSTS_KEPT)(self._find)

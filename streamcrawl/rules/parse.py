@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 import msgspec
-from selectolax.lexbor import LexborHTMLParser
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from streamcrawl.rules.charset import codec_of, decode_body
 from streamcrawl.rules.urls import canonical_url, resolved, split_url
@@ -27,11 +27,12 @@ BASE_MAX_CHARS: Final = 2083
 _ELEMENTS: Final = "a[href],area[href],link[href],iframe[src],frame[src],base[href],meta[content],title:not(svg title)"
 _LINK_RELS: Final = frozenset({"next", "alternate", "canonical"})
 _REFRESH: Final = re.compile(
-    r"[\t\n\f\r ]*+[0-9.]++(?:[\t\n\f\r ]*+[;,]|[\t\n\f\r ])[\t\n\f\r ]*+"
-    r"(?:url[\t\n\f\r ]*+=[\t\n\f\r ]*+)?(?:'([^']*)|\"([^\"]*)|(.+))",
+    r"[\t\n\f\r ]*+(?=[0-9.])([0-9]*+)[0-9.]*+(?:[\t\n\f\r ]*+[;,]|[\t\n\f\r ])[\t\n\f\r ]*+"
+    r"(?:url[\t\n\f\r ]*+=[\t\n\f\r ]*+)?+(?:'([^']*)|\"([^\"]*)|(.*))",
     re.IGNORECASE | re.DOTALL,
 )
 _REFRESH_MAX_CHARS: Final = 4096
+_SECONDS_DIGITS_MAX: Final = 9
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _REMEMBERED_MAX_CHARS: Final = 512
 """Longer references are resolved each time: thousands of `data:` URLs of 100 kB, remembered, would fill the memory."""
@@ -53,6 +54,11 @@ class Page(msgspec.Struct, frozen=True):
     """Different references that were not read any more once `links_max` links had been found."""
     base: str
     """What relative references are read against: the page's URL, or its first `<base href>`."""
+    refresh: str | None = None
+    """Where the page sends its visitors by itself (its first meta refresh, outside of `noscript`), if not to itself and
+    not with nofollow. It is one of `links` too."""
+    refresh_ms: int = 0
+    """After how long."""
 
 
 def parse_html(
@@ -74,7 +80,8 @@ def parse_html(
     title: str | None = None
     directives = _header_directives(robots_tag) if robots_tag else set()
     references: dict[str, None] = {}
-    for node in LexborHTMLParser(flattened(decode_body(body, charset))).css(_ELEMENTS):
+    refresh: tuple[str, int] | None = None
+    for node in LexborHTMLParser(bounded_markup(decode_body(body, charset))).css(_ELEMENTS):
         tag = node.tag
         attributes = node.attributes
         if tag == "a" and "rel" not in attributes:
@@ -86,8 +93,12 @@ def parse_html(
                 directives |= _split_directives(content)
             elif (attributes.get("http-equiv") or "").strip().lower() == "refresh":
                 match = _REFRESH.match(content[:_REFRESH_MAX_CHARS])
-                if match is not None:
-                    references[(match[1] or match[2] or match[3] or "").partition("#")[0]] = None
+                reference = "" if match is None else (match[2] or match[3] or match[4] or "").partition("#")[0]
+                if match is not None and reference:
+                    references[reference] = None
+                    if refresh is None and not _is_in_noscript(node):
+                        digits = match[1].lstrip("0")[: _SECONDS_DIGITS_MAX + 1]
+                        refresh = reference, int(digits or "0") * 1000
         elif tag == "title":
             if title is None:
                 title = " ".join(node.text().split())[:TITLE_MAX_CHARS].rstrip()
@@ -110,6 +121,7 @@ def parse_html(
         base = canonical_url(base_text, url) or url
     nofollow = not directives.isdisjoint(("nofollow", "none"))
     links, links_cut = ((), 0) if nofollow else _resolve(references, url, base, charset, links_max)
+    sent_to = None if refresh is None or nofollow else _resolve({refresh[0]: None}, url, base, charset, 1)[0]
     return Page(
         title=title or None,
         links=links,
@@ -117,7 +129,19 @@ def parse_html(
         noindex=not directives.isdisjoint(("noindex", "none")),
         links_cut=links_cut,
         base=base,
+        refresh=sent_to[0] if sent_to else None,
+        refresh_ms=refresh[1] if refresh is not None and sent_to else 0,
     )
+
+
+def _is_in_noscript(node: LexborNode) -> bool:
+    """Return whether only visitors without scripts are meant: whole pages send those to one that asks for scripts."""
+    parent, left = node.parent, _DEPTH_MAX
+    while parent is not None and left > 0:
+        if parent.tag == "noscript":
+            return True
+        parent, left = parent.parent, left - 1
+    return False
 
 
 def _resolve(
@@ -216,8 +240,37 @@ _NOT_COUNTED: Final = frozenset(
 )
 _TAG: Final = re.compile(r"<(/?)([a-z][^\t\n\f\r />]*+)", re.IGNORECASE)
 
+# -- and how many attributes may a tag have?
 
-def flattened(text: str) -> str:
+_CHARS_TRUSTED: Final = 16_384
+"""A page of less has no tag with more attributes than some 5,000, which take 50 ms."""
+_ATTRIBUTE: Final = (
+    r"[\t\n\f\r /]*+[^\t\n\f\r />][^\t\n\f\r />=]*+"
+    r"""(?:[\t\n\f\r ]*+=[\t\n\f\r ]*+(?:"[^"]*+"?+|'[^']*+'?+|[^\t\n\f\r >]*+))?+"""
+)
+"""As the HTML Standard cuts a tag: a `>` in quotes does not end it."""
+_TAG_OF_FEW: Final = rf"<[a-zA-Z][^\t\n\f\r />]*+(?:{_ATTRIBUTE}){{0,1000}}+"
+_ALL_OF_FEW: Final = re.compile(rf"(?:[^<]++|{_TAG_OF_FEW}[\t\n\f\r /]*+(?:>|\Z)|<(?![a-zA-Z]))*+\Z")
+_TAG_OF_MANY: Final = re.compile(rf"({_TAG_OF_FEW})(?:{_ATTRIBUTE})*+")
+
+
+def _trimmed(text: str) -> str:
+    """Return a page in which no tag has more than 1,000 attributes; those beyond are left out.
+
+    The tree builder compares each with all before it: 100 kB of them in one tag took a second, and 1 MB minutes
+    (selectolax 1.0.2). What looks like a tag inside of a script is cut as well, which no link is lost by.
+    """
+    if len(text) <= _CHARS_TRUSTED or _ALL_OF_FEW.match(text) is not None:
+        return text
+    return _TAG_OF_MANY.sub(r"\1", text)
+
+
+def bounded_markup(text: str) -> str:
+    """Return a page that a parser reads in time that grows with its length; its links are where they were."""
+    return _flattened(_trimmed(text))
+
+
+def _flattened(text: str) -> str:
     """Return a page in which no more than 512 elements are open at a time, and no more than 16 that format text.
 
     The tree builder of the HTML Standard, and so any parser, is quadratic in nesting: 40,000 open `<div>` took 3 s and

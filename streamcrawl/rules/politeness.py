@@ -11,7 +11,17 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Final
+
+
+class Refusal(StrEnum):
+    """How a host shows that it is asked too often: its delay doubles (_pace.lua), whatever becomes of the task."""
+
+    TOO_MANY = "http_429"
+    UNAVAILABLE = "http_503"
+    TIMEOUT = "timeout"
+
 
 _SECONDS: Final = re.compile(r"[0-9]+")
 _SECONDS_DIGITS_MAX: Final = 12
@@ -50,6 +60,21 @@ def parse_retry_after_ms(value: str, now_ms: int) -> int | None:
 def host_delay_ms(delay_ms: int, crawl_delay_ms: int | None, crawl_delay_max_ms: int) -> int:
     """Return the wait between two fetches of a host: our own, or the longer one its robots.txt asks for, capped."""
     return delay_ms if crawl_delay_ms is None else max(delay_ms, min(crawl_delay_ms, crawl_delay_max_ms))
+
+
+def refusal_of(status: int) -> Refusal | None:
+    """Return which refusal an answer of this status is, which speaks of the whole host; None for one of a page."""
+    return {429: Refusal.TOO_MANY, 503: Refusal.UNAVAILABLE}.get(status)
+
+
+def is_of_host(refusal: Refusal, attempt: int) -> bool:
+    """Return whether a refusal at this try of a page (from 1) says that its host is asked too often.
+
+    429 does by its meaning. Anything else at a later try more likely is the page's own: others of its host were
+    answered meanwhile, or its circuit opens, which takes care of a host that answers none. Without this a site of which
+    three pages in a hundred hang would be slowed down until nothing of it is fetched any more.
+    """
+    return attempt == 1 or refusal is Refusal.TOO_MANY
 
 
 def _parse_http_date_ms(value: str, now_ms: int) -> int | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from streamcrawl.rules.politeness import refusal_of
+
 if TYPE_CHECKING:
     from streamcrawl.errors import FetchError
     from streamcrawl.settings import Settings
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 _RETRIED_4XX: Final = frozenset({408, 425, 429})
 _NOT_RETRIED_5XX: Final = frozenset({501, 505})
 """Not Implemented and HTTP Version Not Supported speak of how we ask, and we would ask the same way again."""
-_BLOCKING: Final = frozenset({429, 503})
-"""Too Many Requests and Service Unavailable speak of the whole host, with a Retry-After or without."""
 _DOUBLINGS_MAX: Final = 40
 """2**40 ms is 35 years: beyond any maximum, and no integer grows without end."""
 
@@ -91,7 +91,7 @@ def decide_status(
     if not is_retried:
         return Decision(Verdict.DONE, 0, reason, asked_ms)
     delay_ms = max(asked_ms, _jittered_backoff_ms(attempt, policy, jitter))
-    block_ms = delay_ms if status in _BLOCKING and retry_after_ms is None else asked_ms
+    block_ms = delay_ms if refusal_of(status) is not None and retry_after_ms is None else asked_ms
     if attempt >= policy.attempts_max:
         return Decision(Verdict.DEAD, 0, reason, block_ms)
     return Decision(Verdict.RETRY, delay_ms, reason, block_ms)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from streamcrawl.rules.urls import (
     Canonicalizer,
     canonical_url,
+    fingerprint,
     hostname_of,
     registrable_domain,
     split_url,
@@ -22,6 +23,8 @@ from streamcrawl.settings import ScopeKind, Settings, compile_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from streamcrawl.rules.task import CrawlTask
 
 SEEDS_KEPT_MAX: Final = 1000
 """Hosts, and prefixes, of seeds that a scope remembers: every worker holds them and every link may be compared."""
@@ -140,6 +143,24 @@ class Scope:
             return link == page or link in self._hosts
         domain = registrable_domain(hostname_of(link_host))
         return domain == registrable_domain(hostname_of(page_host)) or domain in self._domains
+
+
+def kin_of(kind: ScopeKind, host: str) -> str:
+    """Return what a scope of this kind looks at of a page's host: hosts with the same may link to the same."""
+    if kind == "host":
+        return without_scheme(host)
+    return registrable_domain(hostname_of(host)) if kind == "domain" else ""
+
+
+def sitemap_fingerprint(task: CrawlTask, owner: str, kind: ScopeKind) -> int:
+    """Return the hash by which a sitemap is known as seen. It is not that of the page at its URL, nor that of the same
+    sitemap as another host names it where other pages of it would be in scope then.
+
+    Args:
+        owner: Host key whose sitemap it is.
+        kind: Of the crawl's scope.
+    """
+    return fingerprint(f"{task.kind} {kin_of(kind, owner)} {task.url}")
 
 
 def _domain(authority: str) -> str:

@@ -1,11 +1,11 @@
 """A task: one URL to fetch, how it is stored, and the ways in which it can end.
 
-Stored form: a JSON array, readable in redis-cli, `[crashes,discovered_ms,kind,path,depth,attempt,referrer,redirects,
-ask]`, trailing defaults left out. `ask` is an object of what a program asked for beside the URL: method, headers, body,
-label, meta. The host key is not repeated in it: a task lies in its host's queue, and its stream entry
-carries the host in a field of its own. The referrer is front-coded against the URL (`"25|rest"`: its first 25
-characters are those of the URL), because most links stay on their site; both together make a queued URL of 80
-characters cost under 200 bytes (benchmarks/memory.py).
+Stored form: a JSON array, readable in redis-cli, `[crashes,discovered_ms,kind,path,depth,attempt,referrer,redirects,…]`
+in the order of `_Stored`, trailing defaults left out; the last is an object of what a program asked for beside the URL.
+The host key is not repeated in it: a task lies in its host's queue, and its stream entry carries the host in a field
+of its own. The referrer is front-coded against the URL (`"25|rest"`: its first 25 characters are those of the URL),
+because most links stay on their site; both together make a queued URL of 80 characters cost under 200 bytes
+(benchmarks/memory.py).
 
 Scripts touch two numbers only, at the head: `crashes` (raised when a task is taken back from a dead worker) and
 `discovered_ms` (stamped from the server's clock when it is accepted). So a worker offers the *rest*,
@@ -27,6 +27,7 @@ class Kind(StrEnum):
 
     PAGE = "page"
     ROBOTS = "robots"
+    SITEMAP = "sitemap"
 
 
 class Level(StrEnum):
@@ -50,6 +51,8 @@ class Outcome(StrEnum):
     DROPPED = "dropped"
     REDIRECTED = "redirected"
     """To another host: this task ends, its target is offered as a link and carries the chain."""
+    CONTINUED = "continued"
+    """Of a sitemap: what it brought so far is in the frontier, the rest comes later, when there is room for it."""
 
 
 class DropReason(StrEnum):
@@ -61,6 +64,8 @@ class DropReason(StrEnum):
     HOST_BUDGET = "host_budget"
     BLOCKED_ADDRESS = "blocked_address"
     """Its host is at an address that this crawl must not connect to."""
+    NO_SITEMAP = "no_sitemap"
+    """At the URL of a sitemap there is none: a 404, or a page."""
     HANDLER = "handler"
     """The user's handler raised Drop."""
 
@@ -96,8 +101,13 @@ class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
     """How often a worker died with this task in hand; scripts raise it."""
     discovered_ms: int = 0
     referrer: str | None = None
+    """The page or the sitemap that named it first. Of a sitemap the robots.txt whose it is, below indexes too."""
     redirects: tuple[str, ...] = ()
     """URLs that led here across hosts, first to last."""
+    modified_s: int = 0
+    """When its sitemap says that it changed last, seconds since the epoch; 0 when nobody said."""
+    nesting: int = 0
+    """Of a sitemap: the indexes above it."""
     ask: Ask = NO_ASK
     """What a program asked for beside the URL."""
 
@@ -124,11 +134,13 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     attempt: int = 1
     referrer: str = ""
     redirects: tuple[str, ...] = ()
+    modified_s: int = 0
+    nesting: int = 0
     ask: Ask = NO_ASK
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stored)
-_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], NO_ASK)
+_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, NO_ASK)
 _SHORTEST: Final = 3
 """Fields of the rest that are always written: kind, path and depth."""
 
@@ -162,6 +174,8 @@ def encode_rest(task: CrawlTask) -> bytes:
         task.attempt,
         "" if task.referrer is None else front_code(task.referrer, task.url),
         list(task.redirects),
+        task.modified_s,
+        task.nesting,
         task.ask,
     ]
     while len(fields) > _SHORTEST and fields[-1] == _DEFAULTS[len(fields) - 1]:
@@ -193,6 +207,8 @@ def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
             discovered_ms=kept.discovered_ms,
             referrer=front_decode(kept.referrer, host + kept.path) if kept.referrer else None,
             redirects=kept.redirects,
+            modified_s=kept.modified_s,
+            nesting=kept.nesting,
             ask=kept.ask,
         )
     except (msgspec.MsgspecError, ValueError) as error:

@@ -62,6 +62,8 @@ class LeftOut(StrEnum):
     REPETITION = "trap_repetition"
     QUERY = "trap_query"
     CALENDAR = "trap_calendar"
+    REFRESH_LOOP = "refresh_loop"
+    """Pages that send their visitors on by themselves, in a circle or on and on; the last of them is taken as it is."""
 
 
 _SETTINGS: Final = {
@@ -71,6 +73,7 @@ _SETTINGS: Final = {
     LeftOut.REPETITION: "repeats_max",
     LeftOut.QUERY: "query_params_max and query_growth_max",
     LeftOut.CALENDAR: "calendar_ahead_max and calendar_back_max",
+    LeftOut.REFRESH_LOOP: "redirects_max and refresh_max",
 }
 """Who says so, by the names of the settings that a person would change."""
 

@@ -236,3 +236,8 @@ def registrable_domain(hostname: str) -> str:
     if hostname.endswith("]") or hostname.rpartition(".")[2].isdecimal():
         return hostname  # an address: its parts are no labels
     return _public_suffixes().privatesuffix(hostname) or hostname
+
+
+def is_public_suffix(hostname: str) -> bool:
+    """Return whether strangers register names below it: `com`, `co.uk`, `github.io`, and any name without a dot."""
+    return "." not in hostname or _public_suffixes().is_public(hostname)

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import StoreError
+from streamcrawl.rules.task import Outcome
 from streamcrawl.sinks.jsonl import JsonlFile, SinkBusy
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.work.loops import sleep_or_stop
+from streamcrawl.work.meters import BATCH_SIZE, COMMITS, HANDLER_SECONDS, ITEM, TASK_LATENCY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamcrawl.store.frontier import Entry
     from streamcrawl.work.child import Child
 
 LOCK_LOOK_S: Final = 0.1
@@ -39,6 +44,7 @@ async def run_sink(child: Child) -> None:
         consumer=spec.consumer,
         board=child.board,
         lease_ms=spec.settings.lease_ms,
+        on_written=lambda entries, took_s: _count(child, entries, took_s),
         log=child.log,
     )
     child.event(event="ready")
@@ -47,6 +53,17 @@ async def run_sink(child: Child) -> None:
         await loop.run(child.stop)
     finally:
         watching.cancel()
+
+
+def _count(child: Child, entries: Sequence[Entry], took_s: float) -> None:
+    meters = child.meters
+    meters.observe(BATCH_SIZE, len(entries))
+    meters.observe(HANDLER_SECONDS, took_s)
+    meters.add(COMMITS, len(entries), ITEM, Outcome.DONE.value)
+    for entry in entries:
+        waited_s = child.clock.since_s(int(entry.id.partition("-")[0]))
+        if waited_s is not None:
+            meters.observe(TASK_LATENCY, waited_s)
 
 
 async def _open_file(child: Child) -> JsonlFile | None:

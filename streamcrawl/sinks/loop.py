@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -21,6 +22,7 @@ from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
 from streamcrawl.store.frontier import Entry, sink_stream
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.waker import Waker
 
@@ -71,6 +73,7 @@ class SinkLoop:
         lease_ms: int,
         batch: int = BATCH_MAX,
         linger_ms: int = LINGER_MS,
+        on_written: Callable[[Sequence[Entry], float], None] = lambda entries, took_s: None,
         log: Callable[[str], None],
     ) -> None:
         """Prepare the loop; nothing is read yet.
@@ -79,6 +82,7 @@ class SinkLoop:
             reader: A client for blocking reads that nobody else uses.
             file: Open; closed by whoever opened it, after `run`.
             consumer: A name that no earlier writer had.
+            on_written: Called with the entries of each batch that was committed, and the seconds its writing took.
         """
         self._crawl = crawl
         self._reader = reader
@@ -89,6 +93,7 @@ class SinkLoop:
         self._lease_ms = lease_ms
         self._batch = batch
         self._linger_s = linger_ms / 1000
+        self._on_written = on_written
         self._log = log
         self._streams = {frontier.keys.sink_stream(sink).encode(): shard for shard, frontier in enumerate(crawl)}
         self._writers: list[int] = []
@@ -135,7 +140,7 @@ class SinkLoop:
                 finally:
                     self._release()
                 if word is _Word.REPLACED:
-                    self._log(f"sink {self._sink}: another writer took over; this one ends")
+                    self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                     return
                 is_in_doubt = word is _Word.DOUBT
         finally:
@@ -159,7 +164,7 @@ class SinkLoop:
                 await asyncio.to_thread(self._file.resume, max(self._offsets))
                 return True
             if self._writers:
-                self._log(f"sink {self._sink}: another writer took over; this one ends")
+                self._log(Said.warning(f"sink {self._sink}: another writer took over; this one ends"))
                 return False
             if loop.time() > deadline:
                 raise SinkError(
@@ -232,12 +237,15 @@ class SinkLoop:
     async def _write_batch(self, batch: Sequence[Entry], stop: asyncio.Event) -> _Word:
         records = [entry.fields[b"item"] for entry in batch if b"item" in entry.fields]
         if len(records) < len(batch):
-            self._log(f"sink {self._sink}: {len(batch) - len(records)} entries without a record are passed over")
+            lacking = len(batch) - len(records)
+            self._log(Said.error(f"sink {self._sink}: {lacking} entries without a record are passed over"))
         shard = batch[0].shard
         frontier = self._crawl.frontiers[shard]
         writer, expected, server = self._writers[shard], self._offsets[shard], self._server
         entry_ids = [entry.id for entry in batch]
+        began = time.monotonic()
         offset = await self._append(records, stop)
+        took_s = time.monotonic() - began
         if offset is None:
             await frontier.hand_back(sink_stream(self._sink), entry_ids)
             return _Word.DONE
@@ -252,10 +260,12 @@ class SinkLoop:
             # The mismatch: an earlier answer was lost, and the commit had arrived. Nobody else can have moved the
             # offset there, because another writer would have another epoch.
             self._offsets[shard] = offset
+            self._on_written(batch, took_s)
             return _Word.DONE
         if word == "REPLACED":
             return _Word.REPLACED
-        self._log(f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours")
+        said = f"sink {self._sink}: the batch was not accepted ({word}); writing again what is still ours"
+        self._log(Said.warning(said))
         return _Word.DOUBT
 
     async def _append(self, records: Sequence[bytes], stop: asyncio.Event) -> int | None:
@@ -267,7 +277,7 @@ class SinkLoop:
             except SinkDiskFull as error:
                 failures += 1
                 if failures == 1:
-                    self._log(f"sink {self._sink}: {error}; waiting for room, nothing is lost")
+                    self._log(Said.error(f"sink {self._sink}: {error}; waiting for room, nothing is lost"))
                 pause_s = min(FULL_MAX_S, FULL_BASE_S * 2 ** min(failures - 1, 10)) * (0.5 + random.random() / 2)
                 if await sleep_or_stop(stop, pause_s):
                     return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 from weakref import WeakValueDictionary
 
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError
 from redis.backoff import NoBackoff
@@ -53,6 +53,7 @@ SENTINELS_MAX: Final = 16
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _QUERY: Final = re.compile(r"^(db|username|password|ssl_\w+)$")
+_CLIENT_OPTIONS: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "masters")
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _SENTINEL_QUERY: Final = ("sentinel_username", "sentinel_password")
 
@@ -107,7 +108,41 @@ def connect(url: str, *, blocking: bool = False, timeout_ms: int = SOCKET_TIMEOU
         ConfigError: the URL has another scheme, or something in it that we do not take.
     """
     _check_url(url)
-    options: dict[str, Any] = {
+    options = _options(blocking=blocking, timeout_ms=timeout_ms)
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True  # a peer that vanished without a word is noticed in an idle connection
+    if "+sentinel:" in url:
+        masters = _Masters.from_url(url, min(timeout_ms, SENTINEL_TIMEOUT_MS))
+        options |= {"masters": masters, "connection_class": masters.connection_class}
+        url = masters.master_url
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
+
+
+def connect_like(client: Redis, *, blocking: bool = False, timeout_ms: int = SOCKET_TIMEOUT_MS) -> Redis:
+    """Return a client of our own (see `connect`) to where a client of somebody else leads; that one stays as it is.
+
+    Not that client itself: it may decode answers, repeat commands whose answer was lost, and share its connections.
+
+    Raises:
+        ConfigError: it is no client of one server (of a cluster, of Sentinels by redis-py's own class).
+    """
+    pool = getattr(client, "connection_pool", None)
+    kind = getattr(pool, "connection_class", None)
+    if pool is None or kind not in _CLIENT_CLASSES:
+        raise ConfigError(
+            f"a {type(client).__name__} of this kind will not do: give a redis.asyncio.Redis of one server, or a URL "
+            "(redis+sentinel://HOST:PORT/MASTER/DB where Sentinels watch it)"
+        )
+    # What redis-py adds for its own pool (maintenance notifications, counters of metrics) belongs to that pool.
+    options = {k: v for k, v in pool.connection_kwargs.items() if k in _CLIENT_OPTIONS or k.startswith("ssl_")}
+    options |= _options(blocking=blocking, timeout_ms=timeout_ms)
+    if kind is not UnixDomainSocketConnection:
+        options["socket_keepalive"] = True
+    return Redis.from_pool(BlockingConnectionPool(connection_class=kind, **options))
+
+
+def _options(*, blocking: bool, timeout_ms: int) -> dict[str, Any]:
+    return {
         "protocol": 2,
         "decode_responses": False,
         "retry": Retry(NoBackoff(), 0),
@@ -119,13 +154,6 @@ def connect(url: str, *, blocking: bool = False, timeout_ms: int = SOCKET_TIMEOU
         # Of the pool: how long to wait for a free connection. Each one is free again after its own socket timeout.
         "timeout": 2 * timeout_ms / 1000,
     }
-    if not url.startswith("unix:"):
-        options["socket_keepalive"] = True  # a peer that vanished without a word is noticed in an idle connection
-    if "+sentinel:" in url:
-        masters = _Masters.from_url(url, min(timeout_ms, SENTINEL_TIMEOUT_MS))
-        options |= {"masters": masters, "connection_class": masters.connection_class}
-        url = masters.master_url
-    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
 
 
 def _check_url(url: str) -> None:
@@ -376,6 +404,13 @@ class _MasterConnection(Connection):
 
 class _MasterTlsConnection(_MasterConnection, SSLConnection):
     pass
+
+
+_CLIENT_CLASSES: Final = (
+    *(Connection, SSLConnection, UnixDomainSocketConnection),
+    *(_MasterConnection, _MasterTlsConnection),
+)
+"""Of clients that `connect_like` can copy."""
 
 
 # -- errors

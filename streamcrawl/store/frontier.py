@@ -17,7 +17,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
-from streamcrawl.rules.task import encode_rest
+from streamcrawl.rules.task import Kind, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
@@ -26,11 +26,12 @@ from streamcrawl.store.recount import Walk
 from streamcrawl.store.scripts import Scripts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
     from redis.asyncio import Redis
 
-    from streamcrawl.rules.task import CrawlTask, Kind, Outcome
+    from streamcrawl.rules.politeness import Refusal
+    from streamcrawl.rules.task import CrawlTask, Outcome
 
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
@@ -43,6 +44,8 @@ SEEDS: Final = "seeds"
 LINKS: Final = "links"
 SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("delay_ms", "delay_ms"),
+    ("delay_factor", "delay_factor"),
+    ("delay_max_ms", "delay_max_ms"),
     ("cap", "host_concurrency"),
     ("robots", "obey_robots"),
     ("pages_max", "pages_max"),
@@ -60,7 +63,7 @@ _DIVIDED: Final = (
 )  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
-_SINK: Final = re.compile(r"^(?!(page|robots|seed|links)(\.|$))[A-Za-z0-9._-]+$")
+_SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 _TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
 _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
@@ -98,13 +101,10 @@ class Links:
     flat: list[str | bytes] = field(default_factory=list)
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
-        """Add one task to offer; `fp` is its fingerprint when the caller has it already."""
-        self.flat += (
-            str(fingerprint(task.known_as) if fp is None else fp),
-            task.host,
-            task.level.value,
-            encode_rest(task),
-        )
+        """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
+        (`sitemap_fingerprint`), or the caller has it already."""
+        known = fingerprint(task.known_as) if fp is None else fp
+        self.flat += (str(known), task.host, task.level.value, encode_rest(task))
 
     def __len__(self) -> int:
         return len(self.flat) // 4
@@ -136,6 +136,10 @@ class Commit:
     """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
+    took_ms: int = 0
+    """How long the request took, connecting included; 0 when that says nothing of what the host bears."""
+    refusal: Refusal | None = None
+    """Why the host's delay doubles."""
     url: str = ""
     """Of the page, for its items."""
 
@@ -154,25 +158,42 @@ class Commit:
                 _as_text(self.items),
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
+                self.took_ms,
+                "" if self.refusal is None else self.refusal.value,
                 self.url,
             )
         )
 
 
-@dataclass(slots=True)
-class StageCommit:
+@dataclass(slots=True, init=False)
+class StageCommit(Commit):
     """How one entry of a stage ends; `detail` by outcome as the header of stage_commit.lua lists it."""
 
-    entry_id: str
-    outcome: Outcome
-    detail: Sequence[Any] = ()
-    links: Links = field(default_factory=Links)
-    items: Sequence[str | bytes] = ()
-    """Flat: stage or sink, record, stage or sink, record, …"""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    server: str = ""
-    host: str = ""
-    """Of the page that the item comes from; for people."""
+    def __init__(
+        self,
+        entry_id: str,
+        outcome: Outcome,
+        detail: Sequence[Any] = (),
+        *,
+        links: Links | None = None,
+        items: Sequence[str | bytes] = (),
+        left_out: Mapping[str, int] | None = None,
+        server: str = "",
+        host: str = "",
+    ) -> None:
+        """Describe the end; `host` is that of the page that the item comes from, for people."""
+        Commit.__init__(
+            self,
+            entry_id,
+            host,
+            Kind.PAGE,
+            outcome,
+            detail=detail,
+            links=links or Links(),
+            items=items,
+            left_out=left_out or {},
+            server=server,
+        )
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
@@ -201,6 +222,14 @@ class Dispatched:
     """Until the next host is due; 0 when work is due already, -1 when nothing is scheduled."""
     word: str
     """OK, IDLE, FULL, BUDGET, PAUSED, THROTTLED, or the reason of a stop (FRONTIER_FULL, MEMORY_FULL, …)."""
+
+
+class Wait(NamedTuple):
+    """Why an entry goes back although neither its host nor its page is to blame, and for how long."""
+
+    ms: int
+    reason: str
+    """`proxy_error` or `address_cap`, counted as `page.waited.<reason>`."""
 
 
 class Mind(NamedTuple):
@@ -260,20 +289,26 @@ class Frontier:
         self.client = client
         self.keys = keys
         self.epoch = epoch
-        self._run = Scripts(client, keys.state).run
+        self._scripts = Scripts(client, keys.state)
+        self._run = self._scripts.run
 
-    async def offer(self, links: Links, *, whose: str = SEEDS) -> tuple[str, int]:
+    def observe(self, told: Callable[[str, float], None]) -> None:
+        """Tell the name of each script that was answered from now on, and the seconds that it took."""
+        self._scripts.observe = told
+
+    async def offer(self, links: Links, *, whose: str = SEEDS, can_wait: bool = False) -> tuple[str, int]:
         """Offer at most LINKS_PER_CALL links.
 
         Args:
             whose: SEEDS, which wait at the bounds; LINKS of a page in another shard; or the entry of this shard whose
                 page they come from, as their fence.
+            can_wait: They come from a sitemap, which can be read again: FULL while half of the frontier's bound waits.
 
         Returns:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)))
+        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def dispatch(self, limit: int) -> Dispatched:
@@ -345,20 +380,28 @@ class Frontier:
         await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
 
     async def hand_back(
-        self, stream: str, entry_ids: Sequence[str], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        stream: str,
+        entry_ids: Sequence[str],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> int:
         """Give entries back that will not be finished; returns how many were still ours.
 
         Args:
             is_robots_stale: There was no robots verdict for their host; its gate asks again.
             is_begun: A fetch of them was broken off, so the host's delay counts from now.
+            wait: How long their hosts are left alone, and why.
         """
+        extra = () if wait is None else (wait.ms, wait.reason)
         how = "broken" if is_begun else "unjudged" if is_robots_stale else "unbegun"
         back = 0
         # The last first, as in the script: each goes to the head of its queue.
         for start in reversed(range(0, len(entry_ids), TAKEN_PER_CALL)):
             chunk = _PACK(list(entry_ids[start : start + TAKEN_PER_CALL]))
-            answer = await self._run("hand_back", self.epoch, stream, chunk, how)
+            answer = await self._run("hand_back", self.epoch, stream, chunk, how, *extra)
             back += answer[1]
         return back
 
@@ -515,6 +558,26 @@ class Frontier:
         if word == "LEASE_LOST":
             rest = [entry_id.decode() for entry_id in rest]
         return word, rest
+
+    async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
+        """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.
+
+        Args:
+            changes: Flat: what names the cookie, flags, value, how long it lasts in ms (0: no end, -1: it goes), …
+
+        Returns:
+            The same, flat, without those that have expired.
+        """
+        answer = await self._run("cookies", self.epoch, jar, _PACK(list(changes)))
+        return [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in answer[1]]
+
+    async def addresses(self, given: Sequence[str], wanted: Sequence[str], *, cap: int, ttl_ms: int) -> list[int]:
+        """Give leases of IP addresses back (address, member, …), then take some (address, member, host key, …).
+
+        Returns for each of the wanted 0, or the ms after which its host should ask again.
+        """
+        answer = await self._run("addresses", self.epoch, _PACK(list(given)), _PACK(list(wanted)), cap, ttl_ms)
+        return list(answer[1])
 
     async def robots(self, origin: str) -> bytes | None:
         """Return the stored verdict of an origin; None when it was never fetched or has expired."""

@@ -14,7 +14,9 @@ GROUP: Final = "workers"
 """The one consumer group of every work stream."""
 FETCH: Final = "fetch"
 CRAWLS: Final = f"{ROOT}:crawls"
-"""A set with the name of every crawl of the server: the one key that belongs to no crawl, and no script touches it."""
+"""A set with the name of every crawl of the server: it belongs to no crawl, and no script touches it."""
+QUEUES: Final = f"{ROOT}:queues"
+"""The same for every TaskQueue."""
 
 
 _SHARD: Final = re.compile(rf"^{ROOT}:\{{[^:{{}}]+:(\d+)\}}:")
@@ -51,6 +53,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^feeders$", "feeders", "hash", True),
         (r"^grants$", "grants", "hash", True),
         (r"^robots:.+$", "robots", "string", False),
+        (r"^cookies:.+$", "cookies", "hash", False),
+        (r"^address:.+$", "address", "zset", False),
+        (r"^awaiting:.+$", "awaiting", "zset", False),
     )
 )
 
@@ -124,3 +129,55 @@ class Keys:
             return None
         name = key[len(self.prefix) :]
         return next((kind for pattern, kind in _KINDS if pattern.match(name)), None)
+
+
+_QUEUE_KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
+    (re.compile(pattern), KeyKind(word, kind, True))
+    for pattern, word, kind in (
+        (r"^stream:\d$", "stream", "stream"),
+        (r"^delayed$", "delayed", "zset"),
+        (r"^dead$", "dead", "stream"),
+        (r"^totals$", "totals", "hash"),
+        (r"^state$", "state", "hash"),
+        (r"^members$", "members", "hash"),
+        (r"^puts$", "puts", "hash"),
+        (r"^settles$", "settles", "hash"),
+        (r"^ids$", "ids", "zset"),
+    )
+)
+
+
+class QueueKeys:
+    """The keys of one TaskQueue. Its hash tag is its name alone, and `queue:` before it keeps it apart from crawls."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.prefix: Final = f"{ROOT}:queue:{{{name}}}:"
+        self.state: Final = self.prefix + "state"
+        """KEYS[1] of every script; the script takes the prefix from it."""
+        self.totals: Final = self.prefix + "totals"
+        self.delayed: Final = self.prefix + "delayed"
+        self.dead: Final = self.prefix + "dead"
+        self.members: Final = self.prefix + "members"
+        """The TaskQueue objects that live, of all processes, each with the time of its last beat."""
+        self.puts: Final = self.prefix + "puts"
+        """For each member the number of its last accepted item: what makes a repeated put harmless."""
+        self.settles: Final = self.prefix + "settles"
+        """For each member its last answer about what it settled."""
+        self.ids: Final = self.prefix + "ids"
+        """Ids that callers gave to items, by the time of the put."""
+
+    def stream(self, level: int) -> str:
+        return f"{self.prefix}stream:{level}"
+
+    @property
+    def pattern(self) -> str:
+        """Glob for SCAN that matches every key of this queue and of nothing else."""
+        return _escaped(self.prefix) + "*"
+
+    def describe(self, key: str) -> KeyKind | None:
+        """Return what a key of this queue is; None when no such key should exist."""
+        if not key.startswith(self.prefix):
+            return None
+        name = key[len(self.prefix) :]
+        return next((kind for pattern, kind in _QUEUE_KINDS if pattern.match(name)), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ from streamcrawl.errors import CrawlGone
 from streamcrawl.store.connection import map_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.asyncio import Redis
 
 _INCLUDE: Final = re.compile(r"^-- include (_\w+)$", re.MULTILINE)
@@ -30,8 +33,8 @@ def _read(name: str) -> str:
 
 @cache
 def source(name: str) -> str:
-    """Return the text of `lua/<name>.lua` with its fragments in place."""
-    return _INCLUDE.sub(lambda match: _read(match[1]), _read(name))
+    """Return the text of `lua/<name>.lua` with its fragments in place, and theirs."""
+    return _INCLUDE.sub(lambda match: source(match[1]), _read(name))
 
 
 @cache
@@ -40,10 +43,10 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
-def script_names() -> list[str]:
-    """Return the names of all scripts, fragments left out, sorted."""
+def script_names(*, of_queues: bool = False) -> list[str]:
+    """Return the names of all scripts of crawls, or of queues by themselves; sorted, fragments left out."""
     names = (entry.name.removesuffix(".lua") for entry in _LUA.iterdir() if entry.name.endswith(".lua"))
-    return sorted(name for name in names if not name.startswith("_"))
+    return sorted(name for name in names if name[0] != "_" and name.startswith("queue_") == of_queues)
 
 
 class Scripts:
@@ -52,6 +55,8 @@ class Scripts:
     def __init__(self, client: Redis, state_key: str) -> None:
         self._client: Any = client  # redis-py leaves execute_command untyped
         self._key = state_key
+        self.observe: Callable[[str, float], None] | None = None
+        """Called with the name of a script that was answered, and the seconds that it took; None: nobody counts."""
 
     async def run(self, name: str, *args: Any) -> list[Any]:
         """Run a script and return its answer, a list whose first element is a word (bytes).
@@ -61,6 +66,7 @@ class Scripts:
             StoreError: whatever redis-py raised, mapped. After StoreUnavailable the script may have run; each is safe
                 to repeat.
         """
+        asked = time.monotonic()
         try:
             answer = await self._client.execute_command("EVALSHA", digest(name), 1, self._key, *args)
         except ResponseError as error:
@@ -73,6 +79,8 @@ class Scripts:
                 raise map_error(again) from again
         except (RedisError, OSError) as error:
             raise map_error(error) from error
+        if self.observe is not None:
+            self.observe(name, time.monotonic() - asked)
         if answer[0] == b"GONE":
             raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
         return list(answer)

@@ -24,8 +24,12 @@ def bucket_of(fp: int, buckets: int) -> int:
 
 
 async def is_seen(frontier: Frontier, url: str) -> bool:
-    """Return whether a canonical URL was ever accepted by this shard."""
-    fp = fingerprint(url)
+    """Return whether a canonical URL was ever accepted by this shard, as a page."""
+    return await is_fingerprint_seen(frontier, fingerprint(url))
+
+
+async def is_fingerprint_seen(frontier: Frontier, fp: int) -> bool:
+    """Return whether what has this fingerprint was ever accepted by this shard."""
     for _ in range(_LOOKS_MAX):
         with mapped_errors():
             buckets: Any = await frontier.client.hget(frontier.keys.state, "seen_buckets")

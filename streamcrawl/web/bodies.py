@@ -30,7 +30,7 @@ else:
     from backports import zstd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from aiohttp import StreamReader
 
@@ -239,6 +239,7 @@ async def read_body(
     enough: int | None = None,
     rate_min: int = 0,
     patience_s: float = 0.0,
+    into: Callable[[bytes], Awaitable[bool]] | None = None,
 ) -> bytes:
     """Return the whole decoded body. Errors of aiohttp's reader pass.
 
@@ -249,7 +250,9 @@ async def read_body(
         url: For errors.
         enough: With so many decoded bytes it ends, whatever follows them; at least STEP_BYTES * 2 less than `size_max`.
         rate_min: Least bytes a second on the wire, from now to each moment; 0 for no such limit.
-        patience_s: How long `rate_min` is not asked for.
+        patience_s: How long `rate_min` is not asked for; what `into` takes is no time of the host's.
+        into: Takes the decoded body piece by piece as it comes, so that nothing of it is kept, and b"" is returned. The
+            host is read no faster than it takes them. It says whether it has enough; then the rest is not read.
 
     Raises:
         BodyTooLarge: it has more than `size_max` bytes.
@@ -261,6 +264,9 @@ async def read_body(
         body = content.read_nowait()
         if len(body) > size_max:
             raise too_large(size_max, url)
+        if into is not None:
+            await into(body)
+            return b""
         return body[:enough]
     decoder = Decoder(codings, size_max, url) if codings else None
     wire_max = size_max + WIRE_SPARE_BYTES if codings else size_max
@@ -271,7 +277,13 @@ async def read_body(
         wire += len(block)
         if wire > wire_max:
             raise too_large(size_max, url)
-        if decoder is None:
+        if into is not None:
+            began = monotonic()
+            for piece in (block,) if decoder is None else decoder.pieces(block):
+                if piece and await into(piece):
+                    return b""
+            started += monotonic() - began
+        elif decoder is None:
             pieces.append(block)
             size += len(block)
         else:

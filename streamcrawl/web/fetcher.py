@@ -2,8 +2,8 @@
 
 What becomes of the body stands in bodies.py. Never follows a redirect (each hop has to wait for its host's delay, so
 the caller follows `Answer.location`), never retries a host on its own account, never reads a body beyond its cap, never
-sends cookies or the credentials of a URL, never connects to an address that its guard refuses. Start at
-`Fetcher.fetch`.
+sends the credentials of a URL, never connects to an address that its guard refuses. By which proxy a request goes, and
+whose fault it is when that fails, stands in proxies.py. Start at `Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
 that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
@@ -49,19 +49,22 @@ from streamcrawl.errors import (
     FetchError,
     FetchTimeout,
     ProtocolError,
+    ProxyError,
     TlsError,
     TooManyRedirects,
 )
-from streamcrawl.rules.addresses import Inside
-from streamcrawl.rules.host_headers import HostHeaders
-from streamcrawl.rules.urls import canonical_url, split_url, without_credentials
+from streamcrawl.rules.addresses import Inside, literal_of
+from streamcrawl.rules.host_headers import HostHeaders, basic_auth
+from streamcrawl.rules.proxies import parse_proxies
+from streamcrawl.rules.urls import canonical_url, hostname_of, split_url, without_credentials
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
 from streamcrawl.web.dns import Resolver
+from streamcrawl.web.proxies import ProxyConnector, Routes, check_target, routed, tunnel_error
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from types import SimpleNamespace, TracebackType
 
     from aiohttp import StreamReader, TraceRequestHeadersSentParams
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
     from aiohttp.http_parser import RawResponseMessage
     from multidict import CIMultiDictProxy
 
+    from streamcrawl.rules.cookies import Jar
+    from streamcrawl.rules.proxies import Proxy
     from streamcrawl.settings import Settings
 
 ACCEPT: Final = "text/html,application/xhtml+xml,*/*;q=0.8"
@@ -86,6 +91,8 @@ BARREN_MAX_BYTES: Final = 1_048_576
 MESSAGE_MAX: Final = 300
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
+UNPROXIED_WAIT_MS: Final = 5000
+"""Until another worker, which may have one, is handed the page that this one may not fetch."""
 KEEP_ALIVE_SPARE_S: Final = 5.0
 KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
@@ -133,9 +140,16 @@ class _StaleConnection(Exception):
 class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
-    def __init__(self, settings: Settings, *, inside: Inside | None = None) -> None:
-        """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow)."""
+    def __init__(
+        self, settings: Settings, *, inside: Inside | None = None, log: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow).
+
+        `log` is told when a proxy fails and when it works again.
+        """
         self._settings = settings
+        self._routes = Routes(parse_proxies(settings.proxies), log)
+        self._agent = settings.agent_header
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._guard = AddressGuard(settings, inside or Inside())
         self._resolver: Resolver | None = None
@@ -147,6 +161,7 @@ class Fetcher:
     def apply(self, settings: Settings) -> None:
         """Fetch by other settings from the next request on; the pool keeps its size."""
         self._settings = settings
+        self._agent = settings.agent_header
         self._guard.apply(settings)
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._timeout = _timeout(settings)
@@ -164,7 +179,7 @@ class Fetcher:
             connector_owner=traces is None,
             cookie_jar=DummyCookieJar(),
             headers={
-                "User-Agent": self._settings.user_agent,
+                "User-Agent": self._settings.agent_header,
                 "Accept": ACCEPT,
                 "Accept-Encoding": ACCEPT_ENCODING,
             },
@@ -194,7 +209,9 @@ class Fetcher:
         body_max_bytes: int | None = None,
         is_cut: bool = False,
         headers: Mapping[str, str] | None = None,
+        jar: Jar | None = None,
         on_sent: Callable[[], None] | None = None,
+        into: Callable[[bytes], Awaitable[bool]] | None = None,
         method: str = "GET",
         data: str = "",
     ) -> Answer:
@@ -206,7 +223,10 @@ class Fetcher:
             body_max_bytes: Most bytes of the decoded body; None for the setting.
             is_cut: Of a longer body the beginning is the answer; its connection is closed.
             headers: Sent with this request, over the ones sent always; those of the settings for its host go over both.
+            jar: Cookies that go with it, those for this URL; what the answer sets is left to the caller.
             on_sent: Called when the request goes out, after DNS and connecting.
+            into: Takes the decoded body of an answer of 200 piece by piece, which `Answer.body` then lacks; True from
+                it closes the connection. What it raises passes. Of another answer the body is as always.
             method, data: What else than a GET is asked, and its body.
 
         Raises:
@@ -214,6 +234,8 @@ class Fetcher:
             BadRedirect: a redirect whose Location is missing or leads to no http(s) URL.
             BodyTooLarge: the body passes the cap; its connection is closed.
             BodyTooSlow: it comes at less than the least rate; its connection is closed.
+            ProxyError: the proxy failed, or all that there are rest; nothing is wrong with the page or its host.
+            ProxyRefused: the proxy does not let us through to this host.
             FetchError: every other class that `fetch_error` can return.
         """
         session = self._session if on_sent is None else self._telling
@@ -222,46 +244,64 @@ class Fetcher:
             raise RuntimeError("the fetcher is used outside of its `async with`")
         target = _target(url)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
-        if self._settings.user_agent != session.headers["User-Agent"]:
-            headers = {"User-Agent": self._settings.user_agent, **(headers or {})}
+        if self._agent != session.headers["User-Agent"]:
+            headers = {"User-Agent": self._agent, **(headers or {})}
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             headers = {"Referer": referrer, **(headers or {})}
         if self._headers:
             headers = CIMultiDict(headers or ())
             headers.update(self._headers.of(split_url(url)[0]))
+        if jar is not None:
+            headers = CIMultiDict(headers or ())
+            cookies = jar.header(url, headers.get("Cookie"))
+            if cookies is not None:
+                headers["Cookie"] = cookies
         read_buffer = None if body_max >= READ_BUFFER_BYTES else max(READ_BUFFER_MIN_BYTES, body_max)
+        if self._settings.proxied and not self._settings.proxies:
+            # It was started before somebody said so.
+            raise ProxyError("this worker has no proxy, and its crawl goes by some", url, wait_ms=UNPROXIED_WAIT_MS)
+        proxy = self._routes.choose(target.raw_host or "", url)
+        by_proxy: dict[str, Any] = {}
+        if proxy is not None:
+            headers, by_proxy = self._by_proxy(proxy, target, url, headers)
         started = monotonic()
         is_repeated = False
         while True:
             try:
-                response = await session.request(
-                    method,
-                    target,
-                    data=data.encode() if data else None,
-                    headers=headers,
-                    timeout=self._timeout,
-                    ssl=not self._settings.insecure,
-                    allow_redirects=False,
-                    read_bufsize=read_buffer,
-                    trace_request_ctx=on_sent,
-                )
+                with routed(proxy):
+                    response = await session.request(
+                        method,
+                        target,
+                        data=data.encode() if data else None,
+                        headers=headers,
+                        timeout=self._timeout,
+                        ssl=not self._settings.insecure,
+                        allow_redirects=False,
+                        read_bufsize=read_buffer,
+                        trace_request_ctx=on_sent,
+                        **by_proxy,
+                    )
                 break
             except _StaleConnection as stale:
                 if is_repeated:
                     raise Disconnected(str(stale), url, is_unanswered=True) from stale.__cause__
                 is_repeated = True
-            except BlockedAddress as refused:
-                refused.url = url
+            except FetchError as error:
+                error.url = url
+                self._note_error(proxy, error)
                 raise
             except (client_exceptions.ClientError, OSError, UnicodeError) as error:
                 # What fails after the request was sent comes as a FetchError from `_Response.start`.
-                mapped = fetch_error(error, url, is_unanswered=True)
+                mapped = _error_of_proxy(proxy, error, url) or fetch_error(error, url, is_unanswered=True)
+                self._note_error(proxy, mapped)
                 if isinstance(mapped, (ConnectError, ConnectTimeout, TlsError)) and target.raw_host is not None:
                     # It may have moved: the next try must not go by the addresses of this one.
                     resolver.forget(target.raw_host)
                 raise mapped from error
         try:
             status = response.status
+            if proxy is not None:
+                self._note_status(proxy, target, status, url)
             if status == 101:
                 raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
@@ -269,7 +309,8 @@ class Fetcher:
                 body = await self._read_redirect_body(response, url)
             else:
                 location = None
-                body = await self._read_body(response, url, body_max, is_cut=is_cut)
+                taker = into if status == 200 else None
+                body = await self._read_body(response, url, body_max, is_cut=is_cut, into=taker)
         except BaseException:
             # Closed, not released: unread bytes of this answer would be taken for the next one.
             response.close()
@@ -290,13 +331,80 @@ class Fetcher:
             retry_after=answer_headers.get("Retry-After"),
         )
 
-    async def _read_body(self, response: ClientResponse, url: str, body_max: int, *, is_cut: bool) -> bytes:
+    async def address_of(self, host_key: str) -> str | None:
+        """Return the address that a host is asked at first; None when it is not known here: it has none, or a proxy
+        looks it up."""
+        if self._resolver is None or self._settings.proxies:
+            return None
+        hostname = hostname_of(host_key)
+        literal = literal_of(hostname)
+        if literal:
+            return literal[0]
+        try:
+            return (await self._resolver.lookup(hostname))[0]
+        except OSError:
+            return None
+
+    def _by_proxy(
+        self, proxy: Proxy, target: URL, url: str, headers: Mapping[str, str] | None
+    ) -> tuple[Mapping[str, str] | None, dict[str, Any]]:
+        """Return the headers of a request that goes by a proxy, and what aiohttp has to know besides.
+
+        Raises:
+            BlockedAddress: the target must not be connected to, as far as is known here.
+        """
+        if proxy.resolves_names:
+            try:
+                check_target(self._guard, target.raw_host or "", target.port or 0)
+            except BlockedAddress as refused:
+                refused.url = url
+                raise
+        if proxy.is_socks:
+            return headers, {}
+        options: dict[str, Any] = {"proxy": proxy.shown}
+        if proxy.user:
+            named = {"Proxy-Authorization": basic_auth(f"{proxy.user}:{proxy.password}")}
+            if target.scheme == "https":
+                options["proxy_headers"] = named
+            else:
+                headers = CIMultiDict(headers or ())
+                headers.update(named)
+        return headers, options
+
+    def _note_error(self, proxy: Proxy | None, error: FetchError) -> None:
+        if proxy is None:
+            return
+        if isinstance(error, ProxyError):
+            self._routes.note_failure(proxy, error)
+        elif error.kind in ("proxy_refused", "connect"):
+            self._routes.note_answer(proxy)
+
+    def _note_status(self, proxy: Proxy, target: URL, status: int, url: str) -> None:
+        """Remember that a proxy works; raise ProxyError where the answer is its own and says that it does not."""
+        # A host may answer 407 as well: once any other was reached, it is not believed to speak for the proxy.
+        if status == 407 and not proxy.is_socks and target.scheme == "http" and not self._routes.has_worked(proxy):
+            error = ProxyError("it wants a user and a password, or others: answered 407", url)
+            self._routes.note_failure(proxy, error)
+            raise error
+        self._routes.note_answer(proxy)
+
+    async def _read_body(
+        self,
+        response: ClientResponse,
+        url: str,
+        body_max: int,
+        *,
+        is_cut: bool,
+        into: Callable[[bytes], Awaitable[bool]] | None,
+    ) -> bytes:
         """Return the whole decoded body, or of a longer one the beginning, where that will do.
 
         Raises:
             FetchError: those of `read_body`, or it did not come whole.
         """
         codings = _codings(response)
+        if into is not None:
+            return await self._hand_on(response, codings, body_max, url, into)
         length = response.content_length
         if length is not None and length > body_max and not codings and not is_cut:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
@@ -310,6 +418,22 @@ class Fetcher:
         except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
             raise fetch_error(error, url, is_unanswered=False) from error
 
+    async def _hand_on(
+        self,
+        response: ClientResponse,
+        codings: tuple[str, ...],
+        body_max: int,
+        url: str,
+        into: Callable[[bytes], Awaitable[bool]],
+    ) -> bytes:
+        try:
+            body = await self._read(response, codings, body_max, url, into=into)
+        except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+            raise fetch_error(error, url, is_unanswered=False) from error
+        if not response.content.is_eof():
+            response.close()
+        return body
+
     async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
         """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
         try:
@@ -319,12 +443,19 @@ class Fetcher:
             return b""
 
     async def _read(
-        self, response: ClientResponse, codings: tuple[str, ...], size_max: int, url: str, *, enough: int | None = None
+        self,
+        response: ClientResponse,
+        codings: tuple[str, ...],
+        size_max: int,
+        url: str,
+        *,
+        enough: int | None = None,
+        into: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> bytes:
         settings = self._settings
         rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
         return await read_body(
-            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s
+            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s, into=into
         )
 
 
@@ -359,6 +490,21 @@ def fetch_error(error: BaseException, url: str, *, is_unanswered: bool) -> Fetch
     if isinstance(error, _WRONG_FROM_OUR_SIDE):
         mapped.is_retryable = False
     return mapped
+
+
+def _error_of_proxy(proxy: Proxy | None, error: BaseException, url: str) -> FetchError | None:
+    """Return what an error means that came from an HTTP proxy rather than through it; None for every other."""
+    match error:
+        case _ if proxy is None or proxy.is_socks:
+            return None
+        case client_exceptions.ClientHttpProxyError():
+            return tunnel_error(error.status, url)
+        case client_exceptions.ClientConnectorDNSError():
+            # Names of hosts are the proxy's business: this is its own.
+            return ProxyError(f"its name cannot be resolved: {error.os_error.strerror}", url)
+        case client_exceptions.ClientProxyConnectionError():
+            return ProxyError(f"it takes no connection: {error.os_error.strerror or error.os_error}", url)
+    return None
 
 
 _ERRORS: Final[dict[type[BaseException], type[FetchError]]] = {
@@ -603,14 +749,16 @@ def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
 
 def _make_connector(settings: Settings, guard: AddressGuard, resolver: Resolver) -> TCPConnector:
     """Return the connection pool, which asks the guard for each socket."""
-    connector = TCPConnector(
-        limit=settings.concurrency + CONNECTIONS_SPARE,
-        limit_per_host=0,  # dispatch counts what is in flight per host, over all processes
-        resolver=resolver,
-        use_dns_cache=False,  # it would keep what a name server said beyond what the guard says now
-        socket_factory=guard.make_socket,
-        keepalive_timeout=min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
-    )
+    options: dict[str, Any] = {
+        "limit": settings.concurrency + CONNECTIONS_SPARE,
+        "limit_per_host": 0,  # dispatch counts what is in flight per host, over all processes
+        "use_dns_cache": False,  # it would keep what a name server said beyond what the guard says now
+        "keepalive_timeout": min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),
+    }
+    if settings.proxies:
+        connector: TCPConnector = ProxyConnector(guard=guard, names=resolver, **options)
+    else:
+        connector = TCPConnector(resolver=resolver, socket_factory=guard.make_socket, **options)
     # aiohttp has no parameter for the class of a connection's protocol, and nothing else can tell whether a byte of an
     # answer came. This and `_Handler` are all that touches its inside; `_Response.start` fails when it no longer works.
     connector._factory = partial(_make_handler, connector._loop)

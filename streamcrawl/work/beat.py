@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.store.frontier import Beat
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -126,8 +127,12 @@ class BeatLoop:
                     limit_ms = max(limit_ms, self._work_max_before_ms)
                 if held.begun_ms > 0 and now - held.begun_ms > limit_ms + HUNG_SPARE_MS:
                     self._log(
-                        f"worker {child.consumer} works at one entry for {(now - held.begun_ms) / 1000:.0f} s, longer "
-                        "than handler_timeout allows: it is killed and replaced"
+                        Said.warning(
+                            f"worker {child.consumer} works at one entry for {(now - held.begun_ms) / 1000:.0f} s, "
+                            "longer than handler_timeout allows: it is killed and replaced",
+                            entry=held.entry_id,
+                            **child.named,
+                        )
                     )
                     child.kill()
                     break

@@ -5,6 +5,7 @@ to renew (an entry's id is unique in its shard only, so the shard stands beside 
 readable without the child's help. One record per held entry; the child
 writes, the supervisor reads. A record read while it is being written gives an id that is none: renewing it does
 nothing, the child ignores that it is "lost", and the next beat, a quarter of a lease later, reads it whole.
+Behind the records lies what the child counts about its work (meters.py).
 All times are ms of the monotonic clock, which the processes of one machine share. It never blocks and holds no lock.
 """
 
@@ -16,6 +17,8 @@ import struct
 import tempfile
 import time
 from typing import Final, NamedTuple
+
+from streamcrawl.work.meters import CELL_BYTES, CELLS, Meters
 
 _HEADER: Final = struct.Struct("<qqq")
 _CONFIRMED_AT, _BUSY_AT = 0, 8
@@ -39,13 +42,19 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def _size(capacity: int) -> int:
+    return _HEADER_BYTES + capacity * _RECORD.size + CELLS * CELL_BYTES
+
+
 class Board:
     """A table of `capacity` held entries. Made by the supervisor (`create`), opened by the child by its descriptor."""
 
     def __init__(self, fd: int, capacity: int) -> None:
         self.fd: Final = fd
         self.capacity: Final = capacity
-        self._memory = mmap.mmap(fd, _HEADER_BYTES + capacity * _RECORD.size)
+        self._memory = mmap.mmap(fd, _size(capacity))
+        self._cells = memoryview(self._memory)[_size(capacity) - CELLS * CELL_BYTES :].cast("d")
+        self.meters: Final = Meters(self._cells)
         self._free = list(range(capacity - 1, -1, -1))
         self._index: dict[tuple[int, str], int] = {}
 
@@ -56,7 +65,7 @@ class Board:
         Raises:
             OSError: there is no room for it.
         """
-        size = _HEADER_BYTES + capacity * _RECORD.size
+        size = _size(capacity)
         # On no disk where that can be had: the first write to a mapped file that the disk has no room for is no error
         # but SIGBUS, and a crawl waits for a full disk (sinks/loop.py).
         if hasattr(os, "memfd_create"):
@@ -69,6 +78,7 @@ class Board:
             return cls(os.dup(file.fileno()), capacity)
 
     def close(self) -> None:
+        self._cells.release()
         self._memory.close()
         os.close(self.fd)
 

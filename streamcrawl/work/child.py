@@ -2,7 +2,8 @@
 
 The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
 `stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
-`lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on). Its end means that the
+`lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on), `tasks <n>` and
+`memory <n> <s>` (tell what you are busy with, in an event `answer` with that number). Its end means that the
 supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output as
 JSON lines; what a handler prints goes to standard error.
 SIGTERM means `stop`; SIGINT is left to the supervisor, which gets it from the same terminal.
@@ -18,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
@@ -29,6 +31,10 @@ from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
+from streamcrawl.work.inspection import describe_tasks, sample_memory, stamped_tasks
+from streamcrawl.work.lag import LagLoop, ServerClock
+from streamcrawl.work.logs import Repeats, Said, as_said
+from streamcrawl.work.meters import REDIS_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -96,16 +102,34 @@ class Child:
         self.crawl = Shards(
             [Frontier(self.client, Keys(self.settings.name, n), spec.epoch) for n in range(self.settings.shards)]
         )
+        self.meters = board.meters
+        for frontier in self.crawl:
+            frontier.observe(lambda script, took_s: self.meters.observe(REDIS_SECONDS, took_s, script))
+        self.clock = ServerClock()
         self._events = events
+        self._sampling: asyncio.Task[None] | None = None
+        self._repeats = Repeats()
 
     def log(self, text: str) -> None:
-        self.event(event="log", text=text)
+        for said in self._repeats.admit(as_said(text), time.monotonic()):
+            self._tell(said)
+
+    def end_log(self) -> None:
+        """Say what was held back until now."""
+        for said in self._repeats.over(time.monotonic(), is_end=True):
+            self._tell(said)
+
+    def _tell(self, said: Said) -> None:
+        self.event(event="log", text=str(said), level=said.level.value, fields=dict(said.fields))
 
     def event(self, **fields: Any) -> None:
         # A supervisor that is gone reads no events; the control line says so, this need not.
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._events.write(msgspec.json.encode(fields).decode() + "\n")
             self._events.flush()
+
+    async def _sample(self, number: int, seconds: float) -> None:
+        self.event(event="answer", number=number, answer=await sample_memory(seconds))
 
     async def leave(self) -> None:
         """Take our row out of `workers`; the supervisor does it for its children, so this is for an orphan."""
@@ -125,6 +149,11 @@ class Child:
             if word == "lost":
                 shard, _, entry_id = rest.partition(" ")
                 self.on_lost(int(shard), entry_id)
+            elif word == "tasks":
+                self.event(event="answer", number=int(rest), answer=describe_tasks())
+            elif word == "memory":
+                number, _, seconds = rest.partition(" ")
+                self._sampling = asyncio.create_task(self._sample(int(number), float(seconds)), name="memory sample")
             elif word == "settings":
                 self.settings = msgspec.json.decode(rest, type=Settings)
                 self.on_settings(self.settings)
@@ -147,18 +176,23 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     if not line:
         return 0
     child = Child(msgspec.json.decode(line, type=ChildSpec), Board(board_fd, capacity), events)
+    if child.settings.metrics_port is not None:
+        loop.set_task_factory(stamped_tasks)  # only there can somebody ask for the age of a task
     for number in (signal.SIGTERM,):
         loop.add_signal_handler(number, child.stop.set)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = asyncio.create_task(child.control(lines), name="control")
     living = asyncio.create_task(_end_when_stuck(child), name="living")
+    lag = LagLoop(child.meters)
+    measuring = asyncio.create_task(lag.run(), name="LagLoop")
+    asking = asyncio.create_task(child.clock.run(child.client), name="ServerClock")
     try:
         await role(child)
     except CrawlGone as error:
         child.event(event="error", text=str(error))
         return EXIT_GONE
     except StoreUnavailable as error:
-        child.log(f"{child.spec.role}: ended without the store: {error}")
+        child.log(Said.warning(f"{child.spec.role}: ended without the store: {error}"))
     except StoreError as error:
         child.event(event="error", text=str(error))
         return EXIT_REFUSED
@@ -172,10 +206,13 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     finally:
         if child.is_orphan:
             await child.leave()
+        lag.stop()
         listening.cancel()
         living.cancel()
-        await asyncio.gather(listening, living, return_exceptions=True)
+        asking.cancel()
+        await asyncio.gather(listening, living, measuring, asking, return_exceptions=True)
         transport.close()
+        child.end_log()
         await child.close()
     return 0
 

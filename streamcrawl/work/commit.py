@@ -13,13 +13,16 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.store.frontier import LINKS_PER_CALL
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.meters import BATCH_SIZE, COMMITS, ITEM, LEASE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamcrawl.store.frontier import Commit, Dispatched, Frontier, StageCommit
+    from streamcrawl.store.frontier import Commit, Dispatched, Frontier
     from streamcrawl.work.loops import Log
+    from streamcrawl.work.meters import Meters
 
 ENTRIES_PER_CALL: Final = 64
 ITEMS_PER_CALL: Final = 1000
@@ -30,9 +33,9 @@ LINGER_S: Final = 0.002
 
 
 class _Waiting(NamedTuple):
-    commit: Commit | StageCommit
+    commit: Commit
     ended_at: float
-    bury: Callable[[], Commit | StageCommit]
+    bury: Callable[[], Commit]
     """Gives what to commit instead when the script finds the commit malformed."""
     done: Callable[[str], None]
     is_burial: bool = False
@@ -49,6 +52,7 @@ class CommitLoop:
         dispatch_limit: int,
         on_dispatched: Callable[[Dispatched], None],
         on_outage: Callable[[], None],
+        meters: Meters,
         log: Log,
     ) -> None:
         self._frontier = frontier
@@ -60,14 +64,15 @@ class CommitLoop:
         self._stop = asyncio.Event()
         self._give_up = asyncio.Event()
         self._patience = Patience("commit", log, on_outage=on_outage)
+        self._meters = meters
         self._log = log
 
     def submit(
         self,
-        commit: Commit | StageCommit,
+        commit: Commit,
         *,
         ended_at: float,
-        bury: Callable[[], Commit | StageCommit],
+        bury: Callable[[], Commit],
         done: Callable[[str], None],
     ) -> None:
         """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
@@ -113,13 +118,22 @@ class CommitLoop:
             return await self._send([w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch])
 
         words = await until_answered(call, self._patience, self._give_up)
+        self._meters.observe(BATCH_SIZE, len(batch))
         for waiting, word in zip(batch, words, strict=True):
+            if word in ("DONE", "LEASE_LOST"):
+                outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
+                self._meters.add(COMMITS, 1, self._kind(waiting.commit), outcome)
             if word == "INVALID" and not waiting.is_burial:
-                self._log(f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now")
+                said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
+                self._log(Said.error(said, entry=waiting.commit.entry_id))
                 self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
                 self._wake.set()
             else:
                 waiting.done(word)
+
+    def _kind(self, commit: Commit) -> str:
+        """Return what meters call what was committed."""
+        return commit.kind.value
 
     async def _send(self, packed: list[bytes]) -> list[str]:
         committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
@@ -139,6 +153,7 @@ class StageCommitLoop(CommitLoop):
         dispatch_limit: int,
         on_throttled: Callable[[frozenset[str]], None],
         on_outage: Callable[[], None],
+        meters: Meters,
         log: Log,
     ) -> None:
         """Prepare the loop; `on_throttled` is told after each batch which streams are over their mark."""
@@ -148,10 +163,14 @@ class StageCommitLoop(CommitLoop):
             dispatch_limit=dispatch_limit,
             on_dispatched=lambda _: None,
             on_outage=on_outage,
+            meters=meters,
             log=log,
         )
         self._stage = stage
         self._on_throttled = on_throttled
+
+    def _kind(self, commit: Commit) -> str:
+        return ITEM
 
     async def _send(self, packed: list[bytes]) -> list[str]:
         words, throttled = await self._frontier.stage_commit(self._worker, self._stage, packed, self._dispatch_limit)

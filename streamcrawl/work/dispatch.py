@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import StoreFull
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Alarm, Patience, until_answered
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class DispatchLoop:
                 )
             except StoreFull as error:
                 if not self._is_full:
-                    self._log(f"dispatch: {error}; nothing new is handed out until there is room")
+                    self._log(Said.warning(f"dispatch: {error}; nothing new is handed out until there is room"))
                 self._is_full = True
                 continue
             self._is_full = False

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.store.connection import mapped_errors, memory_usage
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class JanitorLoop:
                 self._stop,
             )
             if given_up:
-                self._log(f"hosts given up because they did not answer: {given_up}; their tasks are dead letters now")
+                said = f"hosts given up because they did not answer: {given_up}; their tasks are dead letters now"
+                self._log(Said.warning(said))
             if not left or not buried:
                 return
 
@@ -93,8 +95,10 @@ class JanitorLoop:
         if is_over := bool(limit and used > mark):
             if not self._is_full:
                 self._log(
-                    f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new is "
-                    "dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
+                    Said.error(
+                        f"Redis uses {used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, over the mark of 80 %: nothing new "
+                        "is dispatched; raise --memory-max (or maxmemory of the server) and run the same command again"
+                    )
                 )
             # Every time, not once: whoever joins the crawl sets it going again.
             await until_answered(lambda: self._crawl.control(stopped="MEMORY_FULL"), self._patience, self._stop)

@@ -9,18 +9,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from streamcrawl.rules.task import CrawlTask
-from streamcrawl.rules.traps import Traps
+from streamcrawl.rules.scope import sitemap_fingerprint
+from streamcrawl.rules.task import CrawlTask, Kind
+from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
+from streamcrawl.work.sitemap_walk import owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from streamcrawl.response import Request
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Commit, StageCommit
+    from streamcrawl.store.frontier import Commit
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.page_work import Ending
 
@@ -67,13 +69,14 @@ class FollowedLinks:
     def add(
         self,
         ending: Ending,
-        commit: Commit | StageCommit,
+        commit: Commit,
         links: Iterable[str],
         requests: Iterable[Request],
         *,
         page_url: str,
         depth: int,
         shard: int,
+        circle: str | None = None,
     ) -> None:
         """Give the followed ones of a page's links and requests their way.
 
@@ -81,14 +84,18 @@ class FollowedLinks:
             page_url: Where they were found.
             depth: Of that page.
             shard: Of the entry that ends.
+            circle: Where the page sends on to, which led here already.
         """
         host = split_url(page_url)[0]
         # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
         forms = links if self.form.is_plain else dict.fromkeys(map(self.form, links))
         tasks: list[CrawlTask] = []
         left_out = Counter[str]()
+        if circle is not None:
+            left_out[LeftOut.REFRESH_LOOP.value] += 1
+            circle = self.form(circle)
         for link in forms:
-            if link in self.seen or not self._is_followed(link, host, page_url, depth + 1, left_out):
+            if link == circle or link in self.seen or not self._is_followed(link, host, page_url, depth + 1, left_out):
                 continue
             own, path = split_url(link)
             tasks.append(CrawlTask(host=own, path=path, depth=depth + 1, referrer=page_url))
@@ -113,15 +120,18 @@ class FollowedLinks:
             left_out[reason.value] += 1
         return reason is None
 
-    def place(self, ending: Ending, commit: Commit | StageCommit, tasks: Sequence[CrawlTask], own: int) -> None:
+    def place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask], own: int) -> None:
         """Give each task its way: into the commit, before it in chunks, or to the shard of its host."""
         by_shard: dict[int, Links] = {}
         for task in tasks:
             shard = own if task.host == commit.host else self._crawl.index_of(task.host)
-            if shard == own:
-                commit.links.add(task)
-            else:
-                by_shard.setdefault(shard, Links()).add(task)
+            links = commit.links if shard == own else by_shard.setdefault(shard, Links())
+            is_page = task.kind is Kind.PAGE
+            links.add(task, None if is_page else sitemap_fingerprint(task, owner_of(task), self.scope.kind))
+        self.divide(ending, commit, by_shard)
+
+    def divide(self, ending: Ending, commit: Commit, by_shard: Mapping[int, Links]) -> None:
+        """Leave what fits to the commit; the rest goes before it."""
         while len(commit.links) > LINKS_PER_CALL:
             ending.ahead.append(commit.links.take(LINKS_PER_CALL))
         for shard, links in by_shard.items():

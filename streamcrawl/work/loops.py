@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from streamcrawl.errors import StoreUnavailable
+from streamcrawl.work.logs import Said
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -122,7 +123,7 @@ class Patience:
         reason = str(error).partition(" (")[0]
         if reason not in outage.told:
             outage.told.add(reason)
-            self._log(f"{self._who}: {error}; trying again")
+            self._log(Said.warning(f"{self._who}: {error}; trying again"))
         delay = min(self._pause_max_s, BACKOFF_BASE_S * 2 ** min(self.failures, 10)) * (0.5 + random.random() / 2)
         if stop is None:
             await asyncio.sleep(delay)

@@ -27,6 +27,7 @@ from streamcrawl.errors import (
     FetchError,
     FetchTimeout,
     LeaseLost,
+    ProxyError,
     RedirectLoop,
     StageError,
     StoreError,
@@ -35,30 +36,37 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
-from streamcrawl.rules.politeness import parse_retry_after_ms
-from streamcrawl.rules.retry import RetryPolicy, decide_error, decide_status
+from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
+from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
+from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
-from streamcrawl.store.frontier import Commit
+from streamcrawl.store.frontier import Commit, Wait
+from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
 from streamcrawl.work.program import ENCODE, PAGE, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
+from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Entry, Links, StageCommit
+    from streamcrawl.store.frontier import Entry, Links
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
+    from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
     from streamcrawl.work.program import Program
     from streamcrawl.work.stall import StallWatch
@@ -80,7 +88,12 @@ VISIT_MARGIN_MS: Final = 1000
 VISIT_POLL_MS: Final = 250
 BLOCKED_ROBOTS_TTL_MS: Final = 60_000
 """Until a robots.txt at an address that is refused is asked for again, which costs a lookup and nothing else."""
-_ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
+SITEMAP_HEADERS: Final = {
+    "Accept": "application/xml,text/xml,application/rss+xml,application/atom+xml,text/plain,*/*;q=0.8"
+}
+SITEMAP_WIRE_MAX_BYTES: Final = 2 * BYTES_MAX
+"""Read of a sitemap before the reader's own bound ends it, which counts what a gzip in it holds."""
+_LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
 
 
@@ -88,7 +101,7 @@ _ROBOTS_TASK: Final = re.compile(rb'\[\d+,\d+,"robots"')
 class Ending:
     """How an entry is to end. `commit` None: it goes back unbegun."""
 
-    commit: Commit | StageCommit | None
+    commit: Commit | None
     ended_at: float = 0.0
     """time.monotonic() when the last byte had come."""
     ahead: list[Links] = field(default_factory=list)
@@ -100,6 +113,11 @@ class Ending:
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+    wait: Wait | None = None
+    """Of an entry that goes back: its host is left alone that long."""
+    instead: Ending | None = None
+    """How it ends when the store may have lost what was offered on the way, and is not here any more to be offered
+    again."""
 
 
 class Pace(NamedTuple):
@@ -137,12 +155,15 @@ class PageWork:
         self._settings = settings
         self._is_program = program is not None
         self._links = FollowedLinks(settings, scope, crawl)
+        self.seen = self._links.seen
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
+        self._meters = board.meters
         self._policy = RetryPolicy.from_settings(settings)
         self._robots = RobotsCache(crawl, settings)
-        self.seen = self._links.seen
+        self._cookies = Cookies(crawl, settings)
+        self.addresses = AddressLeases(crawl, fetcher, settings)
         self._telling: set[asyncio.Task[None]] = set()
         if program is not None:
             self._functions = dict(program.pages)
@@ -171,6 +192,8 @@ class PageWork:
         self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
         self._robots.apply(settings)
+        self._cookies.apply(settings)
+        self.addresses.apply(settings)
         for handler in self._handlers.values():
             handler.timeout_ms = settings.handler_timeout_ms
 
@@ -182,7 +205,8 @@ class PageWork:
         try:
             return decode_task(host, level, stored)
         except CodecError as error:
-            kind = Kind.ROBOTS if _ROBOTS_TASK.match(stored) else Kind.PAGE
+            line = _LINE.match(stored)
+            kind = Kind(line[1].decode()) if line is not None and line[1].decode() in set(Kind) else Kind.PAGE
             # Of the same line as the entry: replay and purge take a letter out of the line that it names.
             unread = b'[0,0,"%b","/unreadable",0]' % kind.value.encode()
             detail = ("2", unread, "codec", str(error)[:1000], "")
@@ -197,16 +221,33 @@ class PageWork:
         """
         if not await self._lease_is_fresh_in_time():
             return Ending(None)
-        if task.kind is Kind.ROBOTS:
-            return await self._fetch_robots(entry, task, index)
-        rules = await self._robots.get(task.host)
-        if rules is None:
-            return Ending(None, is_robots_stale=True)
-        if not rules.allows(task.url):
-            return self._drop(entry, task, DropReason.ROBOTS)
-        if self._pace(entry).must_ask and not await self._may_start(entry, task):
-            return Ending(None)
-        return await self._fetch_page(entry, task, index, rules)
+        rules, is_allowed = None, True
+        if task.kind is not Kind.ROBOTS:
+            rules = await self._robots.get(task.host)
+            if rules is None:
+                return Ending(None, is_robots_stale=True)
+            is_allowed = rules.allows(task.url)
+        if rules is not None and not is_allowed:
+            ending = self._drop(entry, task, DropReason.ROBOTS)
+        else:
+            lease = await self.addresses.take(entry, task.host)
+            if isinstance(lease, Wait):
+                return Ending(None, wait=lease)
+            try:
+                if rules is None:
+                    return await self._fetch_robots(entry, task, index)
+                jar = await self._cookies.open(task.host)
+                if self._pace(entry).must_ask and not await self._may_start(entry, task):
+                    return Ending(None)
+                if task.kind is Kind.SITEMAP:
+                    return await self._fetch_sitemap(entry, task, index, rules, jar)
+                ending = await self._fetch_page(entry, task, index, rules, jar, lease)
+            finally:
+                self.addresses.give_back(lease)
+        commit = ending.commit
+        if commit is not None and task.kind is Kind.PAGE and (commit.is_fetched or not is_allowed):
+            self._add_sitemaps(ending, commit, task, rules)
+        return ending
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
@@ -297,40 +338,98 @@ class PageWork:
         with contextlib.suppress(StoreError):
             await self._crawl.of(host).start(entry_id, host, wait_max_ms="late", margin_ms=0)
 
+    async def _fetch(self, kind: Kind, url: str, **how: Any) -> Answer:
+        """Make one request, and count how it went; raises what the fetcher raises."""
+        started = time.monotonic()
+        try:
+            answer = await self._fetcher.fetch(url, **how)
+        except FetchError as error:
+            self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+            self._meters.add(FETCH_ERRORS, 1, kind.value, error.kind)
+            raise
+        self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+        self._meters.add(FETCH_RESPONSES, 1, kind.value, f"{answer.status // 100}xx")
+        self._meters.add(BODY_BYTES, len(answer.body), kind.value)
+        return answer
+
     # -- pages
 
-    async def _fetch_page(self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules) -> Ending:
+    async def _fetch_page(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None, lease: Lease | None
+    ) -> Ending:
+        response: Response | None = None
+        circle: str | None = None
+        ask = task.ask
+
+        async def fetch(url: str) -> Answer:
+            nonlocal ask
+            answer = await self._fetch(
+                task.kind,
+                url,
+                referrer=task.referrer,
+                headers=ask.headers or None,
+                jar=jar,
+                on_sent=self._on_sent(entry, task),
+                method=ask.method,
+                data=ask.body,
+            )
+            await self._cookies.keep(jar, task.host, answer)
+            if ask.method not in ("GET", "HEAD") and answer.status not in (307, 308):
+                ask = msgspec.structs.replace(ask, method="GET", body="")  # RFC 9110 section 15.4
+            return answer
+
+        def refresh(answer: Answer, hops: list[str]) -> str | None:
+            nonlocal response, circle
+            response = Response(task, answer, links_max=self._settings.links_max)
+            target, circle = self._sent_on(task, response, hops, rules)
+            return target
+
+        found = await self._follow(entry, task, index, rules, fetch, refresh)
+        self.addresses.give_back(lease)  # a handler may take minutes
+        if isinstance(found, Ending):
+            return found
+        assert response is not None
+        return await self._answered(entry, task, index, found[0], response, found[1], circle)
+
+    async def _follow(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        rules: RobotsRules,
+        fetch: Callable[[str], Awaitable[Answer]],
+        refresh: Callable[[Answer, list[str]], str | None] = lambda *_: None,
+    ) -> Ending | tuple[Answer, list[str]]:
+        """Return the answer at the end of the redirects within the host, and the URLs that led there; or the ending.
+
+        Args:
+            refresh: Says where an answer that is no redirect sends on all the same, given the hops before it.
+        """
         pace = self._pace(entry)
-        url, hops, ask = task.url, [], task.ask
+        url, hops = task.url, list[str]()
         answer: Answer | None = None
         while True:
             self._board.begin(index)
             started = time.monotonic()
             try:
-                answer = await self._fetcher.fetch(
-                    url,
-                    referrer=task.referrer,
-                    headers=ask.headers or None,
-                    on_sent=self._on_sent(entry, task),
-                    method=ask.method,
-                    data=ask.body,
-                )
-                if answer.location is None:
-                    break
-                if ask.method not in ("GET", "HEAD") and answer.status not in (307, 308):
-                    ask = msgspec.structs.replace(ask, method="GET", body="")  # RFC 9110 section 15.4
+                answer = await fetch(url)
+                target = answer.location if answer.location is not None else refresh(answer, hops)
+                if target is None:
+                    return answer, hops
                 hops.append(url)
-                url = answer.location
+                url = target
                 if url in hops:
                     raise RedirectLoop(f"redirected in a circle, back to {url}", task.url)
                 if len(hops) + len(task.redirects) > self._settings.redirects_max:
                     raise TooManyRedirects(f"more than {self._settings.redirects_max} redirects", task.url)
             except BlockedAddress:
                 return self._drop(entry, task, DropReason.BLOCKED_ADDRESS, answer)
+            except ProxyError as error:
+                return Ending(None, is_begun=bool(hops), wait=Wait(error.wait_ms, error.kind))
             except FetchError as error:
                 if self._was_ours(error, started):
                     return Ending(None, is_begun=True)
-                return self._failed(entry, task, error)
+                return self._failed(entry, task, error, started)
             host, path = split_url(url)
             if host != task.host:
                 return self._redirected(entry, task, answer, host, path, hops)
@@ -345,9 +444,34 @@ class PageWork:
             elif not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
                 return Ending(None, is_begun=True)
             await self._lease_is_fresh()
-        return await self._answered(entry, task, index, answer, hops)
 
-    async def _answered(self, entry: Entry, task: CrawlTask, index: int, answer: Answer, hops: list[str]) -> Ending:
+    def _sent_on(
+        self, task: CrawlTask, response: Response, hops: list[str], rules: RobotsRules
+    ) -> tuple[str | None, str | None]:
+        """Return where a page sends its visitors at once, if it is to be followed as a redirect; and where it would
+        send them in a circle or too far. What may not be followed leaves the page as it is: it has a body to keep."""
+        limit_ms = self._settings.refresh_max_ms
+        if limit_ms is None or not 200 <= response.status <= 299:
+            return None, None
+        # A handler may have no use for what is parsed, and two searches cost a hundredth of it.
+        if self._handlers and b"efresh" not in response.body and b"EFRESH" not in response.body:
+            return None, None
+        page = response.page
+        url = page.refresh
+        if url is None or page.refresh_ms > limit_ms:
+            return None, None
+        before = (*task.redirects, *hops)
+        if url in before or len(before) >= self._settings.redirects_max:
+            return None, url
+        if task.depth > 0 and not (
+            self._links.scope.admits(url, page_host=task.host)
+            and self._links.traps.reason(url, depth=task.depth, referrer=task.url) is None
+        ):
+            return None, None
+        return (url, None) if split_url(url)[0] != task.host or rules.allows(url) else (None, None)
+
+    def _decided(self, entry: Entry, task: CrawlTask, answer: Answer) -> Ending | int:
+        """Return how a task ends whose answer asks to come again; else how long its host is to be left alone, ms."""
         decision = decide_status(
             answer.status,
             attempt=task.attempt,
@@ -355,12 +479,31 @@ class PageWork:
             policy=self._policy,
             jitter=random.random(),
         )
+        if refusal_of(answer.status) is not None:
+            # Of the whole host: its pages must not die of an outage that is longer than their few tries.
+            ending = self._unanswered_for_now(entry, task, decision, f"answered {answer.status}")
+            return _with_answer(ending, answer, decision.block_ms, attempt=task.attempt)
         if decision.verdict is RetryVerdict.RETRY:
-            return self._retry(entry, task, decision.delay_ms, block_ms=decision.block_ms, ended_at=answer.ended_at)
+            ending = self._retry(entry, task, decision.delay_ms)
+            return _with_answer(ending, answer, decision.block_ms)
         if decision.verdict is RetryVerdict.DEAD:
             commit = self.bury(entry, task, decision.reason, f"answered {answer.status}", str(answer.status))
-            return _fetched(commit, answer.ended_at, decision.block_ms)
-        response = Response(task, answer, links_max=self._settings.links_max)
+            return _with_answer(Ending(commit), answer, decision.block_ms)
+        return decision.block_ms
+
+    async def _answered(
+        self,
+        entry: Entry,
+        task: CrawlTask,
+        index: int,
+        answer: Answer,
+        response: Response,
+        hops: list[str],
+        circle: str | None,
+    ) -> Ending:
+        decided = self._decided(entry, task, answer)
+        if isinstance(decided, Ending):
+            return decided
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
@@ -371,13 +514,15 @@ class PageWork:
             error = f"no page handler of this program has the label {task.ask.label!r}"
             return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
         elif handler is None:
+            started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
             handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
             try:
-                handled = await handler(response, depth=task.depth)
+                handled = await self._handle(handler, response, task.depth)
             except Retry as asked:
                 delay_ms = self._policy.base_ms
                 if asked.after_s is not None:
@@ -392,35 +537,152 @@ class PageWork:
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.items, commit.url = handled.items, task.url if self._is_program else ""
-        ending = _fetched(commit, answer.ended_at, decision.block_ms)
-        self._links.add(ending, commit, links, handled.requests, page_url=task.url, depth=task.depth, shard=entry.shard)
+        ending = _with_answer(Ending(commit), answer, decided)
+        self._links.add(
+            ending,
+            commit,
+            links,
+            handled.requests,
+            page_url=task.url,
+            depth=task.depth,
+            shard=entry.shard,
+            circle=circle,
+        )
         return ending
+
+    async def _handle(self, handler: Handler, response: Response, depth: int) -> Handled:
+        started = time.monotonic()
+        try:
+            return await handler(response, depth=depth)
+        finally:
+            self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
 
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
-        host, path = split_url(self._links.form(host + path))
+        is_sitemap = task.kind is Kind.SITEMAP
+        if not is_sitemap:
+            host, path = split_url(self._links.form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
-        if task.depth > 0:
+        if task.depth > 0 and not is_sitemap:
             if not self._links.scope.admits(host + path, page_host=task.host):
                 return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
             reason = self._links.traps.reason(host + path, depth=task.depth, referrer=task.url)
             if reason is not None:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
-        target = CrawlTask(
-            host=host,
-            path=path,
-            depth=task.depth,
-            level=task.level,
-            referrer=task.referrer,
-            redirects=(*task.redirects, *hops),
+        target = msgspec.structs.replace(
+            task, host=host, path=path, attempt=1, redirects=(*task.redirects, *hops),
+            referrer=task.referrer or (task.url if is_sitemap else None),
             # To another host with neither the body nor the headers, which were for this one.
             ask=msgspec.structs.replace(task.ask, method="GET", headers={}, body=""),
-        )
-        ending = _fetched(commit, answer.ended_at)
+        )  # fmt: skip
+        ending = _with_answer(Ending(commit), answer)
         self._links.place(ending, commit, [target], entry.shard)
         return ending
+
+    # -- sitemaps
+
+    def _add_sitemaps(self, ending: Ending, commit: Commit, task: CrawlTask, rules: RobotsRules) -> None:
+        """Offer the sitemaps of a page's host with it: the first one that is answered there brings them in.
+
+        Not where the page goes on to another host, which has its own, nor where their pages would lie too deep.
+        """
+        settings = self._settings
+        if not settings.sitemaps or commit.outcome in (Outcome.REDIRECTED, Outcome.UNANSWERED):
+            return
+        if settings.depth_max is not None and task.depth >= settings.depth_max:
+            return
+        mark = f"sitemaps of {task.host} {hash(rules.sitemaps)}"
+        if mark in self.seen:
+            return
+        ending.offered.append(mark)
+        self._links.place(
+            ending, commit, own_sitemaps(task.host, rules.sitemaps, task.depth), self._crawl.index_of(task.host)
+        )
+
+    async def _fetch_sitemap(
+        self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
+    ) -> Ending:
+        settings = self._settings
+        walk = SitemapWalk(
+            entry,
+            task,
+            crawl=self._crawl,
+            scope=self._links.scope,
+            traps=self._links.traps,
+            form=self._links.form,
+            url_max_bytes=settings.url_max_bytes,
+            seen=self.seen,
+        )
+
+        async def fetch(url: str) -> Answer:
+            answer = await self._fetch(
+                task.kind,
+                url,
+                body_max_bytes=SITEMAP_WIRE_MAX_BYTES,
+                headers=SITEMAP_HEADERS,
+                jar=jar,
+                on_sent=self._on_sent(entry, task),
+                into=walk.take,
+            )
+            await self._cookies.keep(jar, task.host, answer)
+            return answer
+
+        is_asked = False
+        try:
+            await walk.ask_room()
+            is_asked = True
+            found = await self._follow(entry, task, index, rules, fetch)
+            if isinstance(found, Ending):
+                return await self._broken_off(entry, task, walk, found)
+            answer, _ = found
+            decided = self._decided(entry, task, answer)
+            if isinstance(decided, Ending):
+                return decided
+            await walk.end()
+        except NoRoom:
+            return self._continued(entry, task, walk, is_fetched=is_asked)
+        if not walk.is_sitemap:
+            ending = self._drop(entry, task, DropReason.NO_SITEMAP, answer)
+        else:
+            ending = self._read(entry, task, walk, answer.ended_at)
+        if ending.commit is not None:
+            ending.commit.block_ms = decided
+        return ending
+
+    async def _broken_off(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, ending: Ending) -> Ending:
+        """Return the ending of a sitemap that did not come whole: what came of it stays."""
+        commit = ending.commit
+        if commit is None:
+            return ending
+        if commit.outcome is Outcome.DEAD:
+            await walk.cut(Flaw.CUT_OFF)
+            return self._read(entry, task, walk, ending.ended_at) if walk.entries else ending
+        self._add_rest(ending, commit, walk)
+        return ending
+
+    def _read(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, ended_at: float) -> Ending:
+        commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=walk.flaws, left_out=walk.left_out)
+        ending = _fetched(commit, ended_at)
+        self._add_rest(ending, commit, walk)
+        if walk.server:
+            commit.server = walk.server
+            ending.instead = self._continued(entry, task, walk, is_fetched=True)
+        return ending
+
+    def _add_rest(self, ending: Ending, commit: Commit, walk: SitemapWalk) -> None:
+        by_shard, keys = walk.rest()
+        commit.links = by_shard.pop(self._crawl.index_of(commit.host), commit.links)
+        ending.offered += keys
+        self._links.divide(ending, commit, by_shard)
+
+    def _continued(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, *, is_fetched: bool) -> Ending:
+        # Long, and not all at once: an index may have left thousands of them that wait for the same room.
+        delay_ms = int(self._policy.max_ms * (0.5 + random.random() / 2))
+        detail = (delay_ms, task.level.value, encode_task(task))
+        commit = Commit(entry.id, task.host, task.kind, Outcome.CONTINUED, detail=detail, is_fetched=is_fetched)
+        return Ending(commit, time.monotonic(), retry_delay_ms=delay_ms)
 
     # -- robots
 
@@ -451,13 +713,16 @@ class PageWork:
                 self._board.begin(index)
                 answer = own = await self._fetch_robots_txt(url, None)
             said = "allow" if answer.location is not None else verdict_for_status(answer.status)
+        except ProxyError as error:
+            return Ending(None, is_begun=answer is not None, wait=Wait(error.wait_ms, error.kind))
         except FetchError as error:
             if self._was_ours(error, started):
                 return Ending(None, is_begun=True)
             if error.is_unanswered or error.is_retryable:
                 # Of another host that is down, its own must not be told: it may answer.
-                is_own = split_url(url)[0] == task.host
-                return self._unanswered(entry, task, error.kind if is_own else "robots")
+                if split_url(url)[0] != task.host:
+                    return self._unanswered(entry, task, "robots")
+                return _with_error(self._unanswered(entry, task, error.kind), error, started)
             # A robots.txt whose coding is broken, or whose redirect leads nowhere, is one that the host does not offer.
             answer, said = None, "allow"
             if isinstance(error, BlockedAddress):
@@ -465,22 +730,23 @@ class PageWork:
                 ttl_max_ms = min(ttl_max_ms, BLOCKED_ROBOTS_TTL_MS)
         if said == "retry":
             ending = self._unanswered(entry, task, "robots")
-            if answer is not None:
-                ending.ended_at = answer.ended_at
-                if isinstance(ending.commit, Commit):
-                    ending.commit.block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
-            return ending
+            if answer is None:
+                return ending
+            block_ms = min(_retry_after_ms(answer) or 0, self._policy.retry_after_max_ms)
+            return _with_answer(ending, answer, block_ms, is_own=answer is own)
         status, body = (answer.status, answer.body) if answer is not None else (0, b"")
         text, delay_ms = encode_verdict(self._settings, verdict=said, status=status, body=body)
         control = None if answer is None else ", ".join(answer.headers.getall("Cache-Control", ()))
         ttl_ms = verdict_ttl_ms(control, min(self._settings.robots_ttl_min_ms, ttl_max_ms), ttl_max_ms)
         detail = (text, ttl_ms, delay_ms, KEPT_UNREACHABLE_MS if said == "parse" else KEPT_SPARE_MS)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE, detail=detail)
-        return _fetched(commit, answer.ended_at if answer is not None else time.monotonic())
+        if answer is None:
+            return _fetched(commit, time.monotonic())
+        return _with_answer(Ending(commit), answer, is_own=answer is own)
 
     async def _fetch_robots_txt(self, url: str, on_sent: Callable[[], None] | None) -> Answer:
         # One byte more than is read, by which it shows that the last line is not whole.
-        return await self._fetcher.fetch(url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
+        return await self._fetch(Kind.ROBOTS, url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
 
     async def _visit_robots_txt(self, url: str, index: int) -> Answer | None:
         """Ask another host than the task's, as politely as if its own turn had come; None when it cannot be asked now.
@@ -525,15 +791,13 @@ class PageWork:
 
     def _drop(self, entry: Entry, task: CrawlTask, reason: str, answer: Answer | None = None) -> Ending:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DROPPED, detail=(str(reason),))
-        return Ending(commit, time.monotonic()) if answer is None else _fetched(commit, answer.ended_at)
+        return Ending(commit, time.monotonic()) if answer is None else _with_answer(Ending(commit), answer)
 
-    def _retry(
-        self, entry: Entry, task: CrawlTask, delay_ms: int, *, block_ms: int = 0, ended_at: float | None = None
-    ) -> Ending:
+    def _retry(self, entry: Entry, task: CrawlTask, delay_ms: int) -> Ending:
         again = msgspec.structs.replace(task, attempt=task.attempt + 1)
         detail = (delay_ms, task.level.value, encode_task(again))
         commit = Commit(entry.id, task.host, task.kind, Outcome.RETRY, detail=detail)
-        ending = _fetched(commit, time.monotonic() if ended_at is None else ended_at, block_ms)
+        ending = _fetched(commit, time.monotonic())
         ending.retry_delay_ms = delay_ms
         return ending
 
@@ -542,22 +806,29 @@ class PageWork:
     ) -> Ending:
         """Retry what a handler failed at, or bury it with its last attempt."""
         if task.attempt < self._policy.attempts_max:
-            return self._retry(entry, task, delay_ms, ended_at=answer.ended_at)
-        return _fetched(self.bury(entry, task, reason, error, str(answer.status)), answer.ended_at)
+            return _with_answer(self._retry(entry, task, delay_ms), answer)
+        return _with_answer(Ending(self.bury(entry, task, reason, error, str(answer.status))), answer)
 
-    def _failed(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
+    def _failed(self, entry: Entry, task: CrawlTask, error: FetchError, started: float) -> Ending:
+        return _with_error(self._failed_with(entry, task, error), error, started, attempt=task.attempt)
+
+    def _failed_with(self, entry: Entry, task: CrawlTask, error: FetchError) -> Ending:
         decision = decide_error(error, attempt=task.attempt, policy=self._policy, jitter=random.random())
         if error.is_unanswered:
             if isinstance(error, SURE_ERRORS):
                 return self._unanswered(entry, task, error.kind)
             # A URL that always hangs must not look like a host that is down, nor the other way round: the script
             # knows how often the host failed in a row, and chooses.
-            again = msgspec.structs.replace(task, attempt=task.attempt + 1)
-            first = ("retry" if decision.verdict is RetryVerdict.RETRY else "dead", decision.delay_ms)
-            return self._unanswered(entry, task, error.kind, (*first, encode_task(again), str(error)[:1000]))
+            return self._unanswered_for_now(entry, task, decision, str(error)[:1000])
         if decision.verdict is RetryVerdict.RETRY:
             return self._retry(entry, task, decision.delay_ms)
         return _fetched(self.bury(entry, task, decision.reason, str(error)[:1000]), time.monotonic())
+
+    def _unanswered_for_now(self, entry: Entry, task: CrawlTask, decision: Decision, error: str) -> Ending:
+        """Return how a task ends that is to be tried again or dead, unless its whole host is the cause."""
+        again = msgspec.structs.replace(task, attempt=task.attempt + 1)
+        first = "retry" if decision.verdict is RetryVerdict.RETRY else "dead"
+        return self._unanswered(entry, task, decision.reason, (first, decision.delay_ms, encode_task(again), error))
 
     def _unanswered(self, entry: Entry, task: CrawlTask, reason: str, when_first: tuple[Any, ...] = ()) -> Ending:
         settings = self._settings
@@ -581,7 +852,36 @@ async def _sleep_until(moment: float) -> None:
         await asyncio.sleep(left_s)
 
 
-def _fetched(commit: Commit, ended_at: float, block_ms: int = 0) -> Ending:
+def _fetched(commit: Commit, ended_at: float) -> Ending:
+    commit.is_fetched = True
+    return Ending(commit, ended_at)
+
+
+def _with_answer(ending: Ending, answer: Answer, block_ms: int = 0, *, attempt: int = 1, is_own: bool = True) -> Ending:
+    """Complete the ending of a task by what the answer says of its host (nothing, if another host gave it)."""
+    commit = ending.commit
+    assert commit is not None
     commit.is_fetched = True
     commit.block_ms = block_ms
-    return Ending(commit, ended_at)
+    ending.ended_at = answer.ended_at
+    if not is_own:
+        return ending
+    refusal = refusal_of(answer.status)
+    if refusal is not None:
+        _refuse(commit, refusal, answer.elapsed_ms, attempt)
+    elif answer.status < 500:  # a server often fails more quickly than it answers, which must not speed us up
+        # To the last byte and with connecting: the host is at work for us all that time.
+        commit.took_ms = max(1, answer.elapsed_ms)
+    return ending
+
+
+def _refuse(commit: Commit, refusal: Refusal, took_ms: int, attempt: int) -> None:
+    if is_of_host(refusal, attempt):
+        commit.refusal, commit.took_ms = refusal, took_ms
+
+
+def _with_error(ending: Ending, error: FetchError, started: float, *, attempt: int = 1) -> Ending:
+    """The same for a request that began at `started` and brought no answer."""
+    if isinstance(error, FetchTimeout) and ending.commit is not None:
+        _refuse(ending.commit, Refusal.TIMEOUT, int((time.monotonic() - started) * 1000), attempt)
+    return ending

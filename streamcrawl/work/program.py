@@ -64,6 +64,11 @@ class Item(msgspec.Struct, frozen=True):
     attempt: int = 1
     crashes: int = 0
 
+    @property
+    def discovered_ms(self) -> int:
+        """Nobody says when an item came to be; 0."""
+        return 0
+
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes]) -> Item:
         """Return the item of a stage's entry.

@@ -24,6 +24,7 @@ from streamcrawl.store.connection import NoGroup, map_error
 from streamcrawl.store.frontier import FETCH_STREAM, Entry
 from streamcrawl.store.keys import GROUP
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.waker import Waker
 
@@ -216,7 +217,8 @@ class ReadLoop:
                 if unknown:
                     is_begun = self._is_restarted
                     why = "an answer was lost, or the store lost their end"
-                    self._log(f"read: {len(unknown)} entries are ours that we do not have ({why}); handing them back")
+                    said = f"read: {len(unknown)} entries are ours that we do not have ({why}); handing them back"
+                    self._log(Said.warning(said))
                     await until_answered(
                         lambda frontier=frontier, unknown=unknown, is_begun=is_begun: frontier.hand_back(  # type: ignore[misc]
                             self._stream, unknown, is_begun=is_begun

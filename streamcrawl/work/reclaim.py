@@ -11,6 +11,7 @@ import asyncio
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -43,5 +44,7 @@ class ReclaimLoop:
                     self._stop,
                 )
                 if word == "OK" and value:
-                    self._log(f"reclaim: {value} entries of {stream} were not renewed for a lease and are back")
+                    self._log(
+                        Said.warning(f"reclaim: {value} entries of {stream} were not renewed for a lease and are back")
+                    )
             await sleep_or_stop(self._stop, self._lease_ms / 1000 / TICKS_PER_LEASE)

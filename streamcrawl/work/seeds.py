@@ -1,9 +1,9 @@
 """From what a person typed, or a file of millions of lines, into the frontier.
 
-A bad line is named with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow`,
-`--deny` and the rules about traps say: those are about links. Memory does not grow with the number of lines:
-`SeedLines` reads a block ahead at most, and `SeedLoop` has a few calls under way at most and waits while the crawl has
-too much to do already.
+A seed is a URL, or `Sitemap: URL` as in robots.txt: then its pages are what that sitemap lists. A bad line is named
+with its place and passed over; it never stops the rest. Seeds are fetched whatever `--allow`, `--deny` and the rules
+about traps say: those are about links. Memory does not grow with the number of lines: `SeedLines` reads a block ahead
+at most, and `SeedLoop` has a few calls under way at most and waits while the crawl has too much to do already.
 
 Several commands may offer seeds to one crawl; the last of them closes it (feed.lua). Each is a feeder: it gives a sign
 four times a lease and leaves a cursor with it, behind which everything was accepted. Who offers the same file again
@@ -32,10 +32,12 @@ import msgspec
 from msgspec.structs import replace
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
-from streamcrawl.rules.task import CrawlTask
+from streamcrawl.rules.scope import sitemap_fingerprint
+from streamcrawl.rules.task import CrawlTask, Kind
 from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url, without_credentials
 from streamcrawl.store.frontier import LINKS_PER_CALL, Links
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ _BLOCK_BYTES: Final = 65_536
 _MARK_BYTES: Final = 4096
 _IPV4: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 _NO_URL: Final = "is not an http(s) URL"
+_SITEMAP: Final = re.compile(r"sitemap:\s*", re.IGNORECASE)
 _WAITS: Final = {
     "FULL": "the frontier is full with {:,} URLs (--frontier-max)",
     "WAIT": "{:,} seeds are not ended yet, which is enough (seeds_waiting_max)",
@@ -376,6 +379,7 @@ def seed_url(text: str) -> tuple[str | None, bool]:
     Only a bare host, with or without port and path, gets one: `example.org`, `example.org:8443/a`. It is https, but
     http for this machine and for bare addresses, which seldom have a certificate; browsers complete them the same way.
     """
+    text = _SITEMAP.sub("", text, 1) if is_sitemap(text) else text
     url = canonical_url(text)
     if url is not None:
         return url, False
@@ -384,6 +388,24 @@ def seed_url(text: str) -> tuple[str | None, bool]:
     is_host = ("." in name or name == "localhost") and (not colon or port.isdecimal()) and "@" not in head
     scheme = "http" if name == "localhost" or _IPV4.fullmatch(name) else "https"
     return (canonical_url(f"{scheme}://{text}"), True) if is_host else (None, False)
+
+
+def is_sitemap(text: str) -> bool:
+    """Return whether a seed names a sitemap and not a page."""
+    return _SITEMAP.match(text) is not None
+
+
+def sitemap_seed(url: str) -> str:
+    """Return the seed that names the sitemap at a URL."""
+    return f"Sitemap: {url}"
+
+
+def canonical_seed(text: str) -> str:
+    """Return a seed with its URL as it is canonical, so without a password; as it is when it has none."""
+    url = seed_url(text)[0]
+    if url is None:
+        return text
+    return sitemap_seed(url) if is_sitemap(text) else url
 
 
 def complaint(line: SeedLine) -> str:
@@ -413,6 +435,7 @@ class SeedLoop:
         self._lease_ms = settings.lease_ms
         self._form = Canonicalizer.from_settings(settings)
         self._url_max_bytes = settings.url_max_bytes
+        self._scope_kind = settings.scope
         self._log = log
         self._patience = Patience("seeds", log)
         self._calls: deque[_Call] = deque()
@@ -543,8 +566,10 @@ class SeedLoop:
         if not self._seeds.is_repeatable and self._restarts.count != self._restarts_seen:
             self._restarts_seen = self._restarts.count
             self._log(
-                f"seeds: Redis was restarted and may have lost some; {self._seeds.source} comes only once: offer what "
-                f"it brought up to line {self.cursor.line:,} again, those that are known cost nothing"
+                Said.error(
+                    f"seeds: Redis was restarted and may have lost some; {self._seeds.source} comes only once: offer "
+                    f"what it brought up to line {self.cursor.line:,} again, those that are known cost nothing"
+                )
             )
 
     async def _go_back(self, stop: asyncio.Event) -> None:
@@ -564,8 +589,10 @@ class SeedLoop:
             )
             place = min(place, Cursor.decode(stored) or Cursor(), key=lambda cursor: cursor.offset)
         self._log(
-            f"seeds: Redis was restarted and may have lost some; {self._seeds.source} is offered again from line "
-            f"{place.line + 1:,} on"
+            Said.warning(
+                f"seeds: Redis was restarted and may have lost some; {self._seeds.source} is offered again from line "
+                f"{place.line + 1:,} on"
+            )
         )
         again = self._seeds.again(place)
         assert again is not None
@@ -605,7 +632,7 @@ class SeedLoop:
         if stop.is_set():
             return
         if self.refused > COMPLAINTS_MAX:
-            self._log(f"seeds: {self.refused:,} lines in all were not http(s) URLs")
+            self._log(Said.warning(f"seeds: {self.refused:,} lines in all were not http(s) URLs"))
         await self._end_signing()
         self.feeders_left, _ = await until_answered(lambda: self._feed("done"), self._patience, stop)
         self.is_done = True
@@ -711,7 +738,8 @@ class SeedLoop:
                 continue
             task = self._task(SeedLine(batch.origin, number if batch.first else 0, text))
             if task is not None:
-                by_shard.setdefault(self._crawl.index_of(task.host), Links()).add(task)
+                fp = None if task.kind is Kind.PAGE else sitemap_fingerprint(task, task.host, self._scope_kind)
+                by_shard.setdefault(self._crawl.index_of(task.host), Links()).add(task, fp)
         return [
             (self._crawl.frontiers[shard], links.take(LINKS_PER_CALL))
             for shard, links in by_shard.items()
@@ -727,11 +755,14 @@ class SeedLoop:
             self.refused += 1
             if self.refused <= COMPLAINTS_MAX and not 0 < line.number <= self._complained_of:
                 self._complained_of = line.number
-                self._log(f"{line.place}{_shown(line.text)} {why}")
+                self._log(Said.warning(f"{line.place}{_shown(line.text)} {why}"))
             return None
         if is_completed and not line.number:
             self._log(f"{line.text}: taken as {url}")
         self.read += 1
+        if is_sitemap(line.text):
+            host, path = split_url(url)
+            return CrawlTask(host=host, path=path, kind=Kind.SITEMAP)
         host, path = split_url(self._form(url))
         return CrawlTask(host=host, path=path)
 
@@ -758,7 +789,7 @@ class SeedLoop:
         self.waiting = _WAITS[word].format(count)
         if word not in self._told:
             self._told.add(word)
-            self._log(f"seeds: {self.waiting}; the rest waits")
+            self._log(Said.warning(f"seeds: {self.waiting}; the rest waits"))
 
 
 def _shown(text: str) -> str:

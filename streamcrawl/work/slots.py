@@ -15,22 +15,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
-from streamcrawl.store.frontier import FETCH_STREAM, Commit, StageCommit
+from streamcrawl.rules.task import Outcome
+from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.meters import QUEUE_WAIT, TASK_LATENCY
+from streamcrawl.work.page_work import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.frontier import Entry, Wait
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
+    from streamcrawl.work.lag import ServerClock
     from streamcrawl.work.links import RecentlySeen
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
-    from streamcrawl.work.page_work import Ending
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -47,6 +51,8 @@ class InHand(Protocol):
     def crashes(self) -> int: ...
     @property
     def url(self) -> str: ...
+    @property
+    def discovered_ms(self) -> int: ...
 
 
 T = TypeVar("T", bound=InHand)
@@ -57,9 +63,9 @@ class Work(Protocol[T]):
 
     @property
     def seen(self) -> RecentlySeen: ...
-    def decode(self, entry: Entry) -> T | Commit | StageCommit: ...
+    def decode(self, entry: Entry) -> T | Commit: ...
     async def do(self, entry: Entry, task: T, index: int) -> Ending: ...
-    def bury(self, entry: Entry, task: T, reason: str, error: str) -> Commit | StageCommit: ...
+    def bury(self, entry: Entry, task: T, reason: str, error: str) -> Commit: ...
     def internal_error(self, entry: Entry, task: T, error: str) -> Ending: ...
 
 
@@ -98,6 +104,7 @@ class Slots:
         stream: str = FETCH_STREAM,
         on_retry: Callable[[int, int], None],
         on_gone: Callable[[], None],
+        clock: ServerClock,
         log: Log,
     ) -> None:
         self._crawl = crawl
@@ -110,6 +117,8 @@ class Slots:
         self._stream = stream
         self._on_retry = on_retry
         self._on_gone = on_gone
+        self._meters = board.meters
+        self._clock = clock
         self._log = log
         self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
@@ -137,9 +146,12 @@ class Slots:
 
     def put(self, entry: Entry, index: int) -> None:
         """Take an entry that was just read and is held in the board."""
+        waited_s = self._clock.since_s(int(entry.id.partition("-")[0]))
+        if waited_s is not None:
+            self._meters.observe(QUEUE_WAIT, waited_s)
         task = self._work.decode(entry)
-        if isinstance(task, Commit | StageCommit):
-            self._log(f"entry {entry.id} cannot be read and becomes a dead letter")
+        if isinstance(task, Commit):
+            self._log(Said.error(f"entry {entry.id} cannot be read and becomes a dead letter", entry=entry.id))
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
@@ -254,18 +266,19 @@ class Slots:
             self._on_gone()
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
-            self._log(f"slot: {error}; {task.url} goes back")
-            self._chore(self._give_back(hand, is_begun=True))
+            self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
+            self._chore(self._give_back(hand, Ending(None, is_begun=True)))
         except Exception:
             # The third ring: a fault of ours. The slot survives, the task is tried again and at last becomes a dead
             # letter that carries the traceback.
             error_text = traceback.format_exc()
-            self._log(f"slot: internal error at {task.url}:\n{error_text}")
+            said = f"slot: internal error at {task.url}:\n{error_text}"
+            self._log(Said.error(said, entry=entry.id, task=task.url))
             ending = self._work.internal_error(entry, task, error_text)
             self._submit(hand, ending)
         else:
             if ending.commit is None:
-                self._chore(self._give_back(hand, is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun))
+                self._chore(self._give_back(hand, ending))
             else:
                 self._submit(hand, ending)
 
@@ -273,7 +286,8 @@ class Slots:
         """Offer what does not fit into the page's commit: chunks of its own shard by the fence, then other shards'."""
         assert ending.commit is not None
         # Before the first of them: a server that comes back may have lost what it took, and must not take the commit.
-        ending.commit.server = restarts_of(self._crawl.client).run_id
+        if not ending.commit.server or ending.instead is None:
+            ending.commit.server = restarts_of(self._crawl.client).run_id
         frontier = self._crawl.frontiers[entry.shard]
         for chunk in ending.ahead:
             word, _ = await until_answered(
@@ -297,21 +311,31 @@ class Slots:
         def done(word: str) -> None:
             if word == "RESTARTED" and not self._give_up.is_set():
                 hand.is_submitted = False
-                hand.running = asyncio.create_task(self._slot(hand, ending), name=f"slot {hand.entry.id}")
+                again = ending.instead or ending
+                hand.running = asyncio.create_task(self._slot(hand, again), name=f"slot {hand.entry.id}")
                 return
             if word == "DONE":
+                self._note_latency(hand.task, ending.commit)
                 self._work.seen.add_all(ending.offered)
                 if ending.retry_delay_ms is not None:
                     self._on_retry(hand.entry.shard, ending.retry_delay_ms)
             self._end(hand)
 
-        def bury() -> Commit | StageCommit:
+        def bury() -> Commit:
             return self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
 
         committer = self._committers[hand.entry.shard]
         committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
-    def _submit_lone(self, entry: Entry, index: int, commit: Commit | StageCommit) -> None:
+    def _note_latency(self, task: InHand, commit: Commit | None) -> None:
+        """Count how long a task took from its discovery, when this commit ended it with a result."""
+        if commit is None or commit.outcome is not Outcome.DONE or not task.discovered_ms:
+            return
+        took_s = self._clock.since_s(task.discovered_ms)
+        if took_s is not None:
+            self._meters.observe(TASK_LATENCY, took_s)
+
+    def _submit_lone(self, entry: Entry, index: int, commit: Commit) -> None:
         def done(_: str) -> None:
             self._unreadable -= 1
             self._board.release(index)
@@ -339,8 +363,10 @@ class Slots:
         self._chores.add(chore)  # a task that nobody holds may be collected in the middle
         chore.add_done_callback(self._chores.discard)
 
-    async def _give_back(self, hand: _Hand, *, is_robots_stale: bool = False, is_begun: bool = False) -> None:
-        await self._hand_back([hand.entry], is_robots_stale=is_robots_stale, is_begun=is_begun)
+    async def _give_back(self, hand: _Hand, ending: Ending) -> None:
+        await self._hand_back(
+            [hand.entry], is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun, wait=ending.wait
+        )
         self._end(hand)
 
     async def _hand_back_waiting(self, *, crashes_below: int | None = None) -> None:
@@ -353,7 +379,12 @@ class Slots:
             self._end(hand)
 
     async def _hand_back(
-        self, entries: Sequence[Entry], *, is_robots_stale: bool = False, is_begun: bool = False
+        self,
+        entries: Sequence[Entry],
+        *,
+        is_robots_stale: bool = False,
+        is_begun: bool = False,
+        wait: Wait | None = None,
     ) -> None:
         for shard, frontier in enumerate(self._crawl):
             entry_ids = [entry.id for entry in entries if entry.shard == shard]
@@ -362,7 +393,7 @@ class Slots:
             try:
                 await until_answered(
                     lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
-                        self._stream, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun
+                        self._stream, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun, wait=wait
                     ),
                     self._patience,
                     self._give_up,
@@ -371,4 +402,5 @@ class Slots:
                 self._on_gone()
             except StoreError as error:
                 # The lease runs out by itself; somebody takes them back then.
-                self._log(f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease")
+                said = f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"
+                self._log(Said.warning(said))

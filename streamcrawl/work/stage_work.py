@@ -23,6 +23,7 @@ from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.fetched import unpack_page
 from streamcrawl.work.handlers import ERROR_MAX_CHARS, Handled, Handler
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.meters import HANDLER_SECONDS
 from streamcrawl.work.page_work import Ending
 from streamcrawl.work.program import Item
 
@@ -142,7 +143,7 @@ class StageWork:
                 handled = Handled()
             else:
                 self._board.begin(index)
-                handled = await self._handler(value, depth=item.depth)
+                handled = await self._handle(value, item.depth)
         except Retry as asked:
             delay_ms = self._policy.base_ms
             if asked.after_s is not None:
@@ -194,11 +195,18 @@ class StageWork:
             await asyncio.sleep(0.05)
         return True
 
+    async def _handle(self, given: Any, depth: int) -> Handled:
+        started = time.monotonic()
+        try:
+            return await self._handler(given, depth=depth)
+        finally:
+            self._board.meters.observe(HANDLER_SECONDS, time.monotonic() - started)
+
     async def _call_batch(self, values: list[Any], indexes: list[int]) -> None:
         for index in indexes:
             self._board.begin(index)
         try:
-            handled = await self._handler(values)
+            handled = await self._handle(values, 0)
         finally:
             for index in indexes:
                 self._board.rest(index)

@@ -46,6 +46,7 @@ class _ShardLoops:
             dispatch_limit=DISPATCH_MAX,
             on_throttled=lambda names: held.tell(shard, names),
             on_outage=forget,
+            meters=child.meters,
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
@@ -92,6 +93,7 @@ async def run_stage(child: Child) -> None:
             stream=stage_stream(stage.line),
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
+            clock=child.clock,
             log=child.log,
         )
         read = ReadLoop(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -27,7 +29,10 @@ from streamcrawl.work.budget import BudgetLoop
 from streamcrawl.work.child import EXIT_CONFIG, EXIT_GONE, EXIT_REFUSED, ChildSpec
 from streamcrawl.work.end import EndLoop
 from streamcrawl.work.janitor import JanitorLoop
+from streamcrawl.work.lag import LagLoop
+from streamcrawl.work.logs import Level, Said, as_said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, SUPERVISOR, Meters, added
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.program import PAGE
 from streamcrawl.work.reclaim import ReclaimLoop
@@ -36,6 +41,8 @@ from streamcrawl.work.watch import WatchLoop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from redis.asyncio import Redis
 
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
@@ -57,6 +64,8 @@ UNAVAILABLE_MAX_S: Final = 600.0
 SETTLE_MAX_S: Final = 5.0
 DRAIN_LOOK_S: Final = 0.1
 STANDBY_LOOK_S: Final = 0.5
+_numbers: Final = itertools.count(1)
+"""Of questions to children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,30 @@ class ChildJob:
             return 0
         return self.stage.timeout_ms + STAGE_SPARE_MS
 
+    @property
+    def name(self) -> str:
+        """Its stage, as metrics and messages call it."""
+        if self.stage is not None:
+            return self.stage.line
+        return FETCH if self.sink is None else self.sink.name
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the processes of one stage have counted, those that ended included."""
+
+    stage: str
+    """`fetch`, the name of an output, a stage of a program, or `supervisor`."""
+    role: str
+    """As meters.py knows it."""
+    cells: Sequence[float]
+    restarts: int
+    """Processes that ended unasked."""
+    pids: Sequence[int]
+    """Of the live ones."""
+    slots: int
+    busy: int
+
 
 class ChildProcess:
     """One child as the supervisor sees it."""
@@ -112,6 +145,16 @@ class ChildProcess:
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the process is gone and what it held is put back."""
         self.error = ""
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+
+    @property
+    def stage(self) -> str:
+        return self.job.name
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Fields of what is said about it."""
+        return {"stage": self.stage, "worker": self.consumer}
 
     @property
     def pid(self) -> int:
@@ -128,15 +171,34 @@ class ChildProcess:
     @property
     def info(self) -> str:
         about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
-        about |= {"slots": self.slots, "busy": self.busy}
-        if self.job.stage is not None:
-            about["stage"] = self.job.stage.line
+        about |= {"slots": self.slots, "busy": self.busy, "stage": self.stage}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:
         """Send one line over the control line; a child that is gone does not hear it, and need not."""
         if self.offspring is not None:
             self.offspring.say(line)
+
+    async def ask(self, word: str, rest: str = "", *, within_s: float) -> Any:
+        """Ask the child something over the control line, and return its answer.
+
+        Raises:
+            TimeoutError: none came: its event loop stands still, or it has ended.
+        """
+        number = next(_numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.say(f"{word} {number} {rest}".rstrip())
+        try:
+            async with asyncio.timeout(within_s):
+                return await answer
+        finally:
+            del self._asked[number]
+
+    def take_answer(self, number: Any, answer: Any) -> None:
+        """Give an answer to whoever asked for it, if somebody still waits."""
+        asked = self._asked.get(number)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
 
     def kill(self) -> None:
         if self.offspring is not None:
@@ -194,6 +256,13 @@ class Supervisor:
         self._word = ""
         self._error: Exception | None = None
         self._patience = Patience("supervisor", log)
+        self.meters = Meters()
+        """Of this process itself."""
+        self._ended: dict[str, list[float]] = {}
+        """Stage -> what its ended processes had counted."""
+        self._restarts: Counter[str] = Counter()
+        for frontier in crawl:
+            frontier.observe(lambda script, took_s: self.meters.observe(REDIS_SECONDS, took_s, script))
         streams = [FETCH_STREAM, *(sink_stream(sink.name) for sink in self._sinks)]
         streams += [stage_stream(stage.line) for stage in stages]
         lease_ms = settings.lease_ms
@@ -220,6 +289,7 @@ class Supervisor:
             log=log,
         )
         self._watch = WatchLoop(crawl, log=log)
+        self._lag = LagLoop(self.meters)
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""
@@ -247,7 +317,7 @@ class Supervisor:
                 self._keep(ChildJob())
             for stage in self._stages:
                 self._keep(ChildJob(stage=stage))
-        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch)
+        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch, self._lag)
         loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
@@ -269,6 +339,51 @@ class Supervisor:
         if self._error is not None:
             raise self._error
         return self._word
+
+    # -- for who looks
+
+    def readings(self) -> list[Reading]:
+        """Return what each stage here has counted since this supervisor began, its own process last."""
+        stages = [FETCH] if self._is_fetching else []
+        stages += [*(sink.name for sink in self._sinks if sink.path), *(stage.line for stage in self._stages)]
+        found = []
+        for stage in stages:
+            live = [child for child in self.children if child.stage == stage]
+            alive = [child for child in live if child.is_alive]
+            found.append(
+                Reading(
+                    stage,
+                    FETCH if stage == FETCH else BATCH,
+                    added(self._ended.get(stage, ()), *(child.board.meters.read() for child in live)),
+                    self._restarts[stage],
+                    [child.pid for child in alive],
+                    sum(child.slots for child in alive),
+                    sum(child.busy for child in alive),
+                )
+            )
+        return [*found, Reading(SUPERVISOR, SUPERVISOR, self.meters.read(), 0, [os.getpid()], 0, 0)]
+
+    @property
+    def client(self) -> Redis:
+        """Of the store, for whoever asks whether it answers."""
+        return self._crawl.client
+
+    def heartbeat_age_ms(self) -> int | None:
+        """Return since when no heartbeat of some live child was confirmed; None while there is no child."""
+        return max((child.board.beat_age_ms() for child in self.children if child.is_alive), default=None)
+
+    def unready(self) -> str:
+        """Return why these workers cannot take work now, as far as is known without asking Redis; '' when they can."""
+        if self._closing.is_set() or self._stop.is_set():
+            return "it is stopping"
+        if self._patience.failures or self._beat.patience.failures:
+            return "Redis does not answer"
+        if not any(child.is_ready and child.is_alive for child in self.children if child.role != "sink"):
+            return "no worker process is ready yet"
+        age_ms = self.heartbeat_age_ms()
+        if age_ms is not None and age_ms > self._settings.lease_ms // 2:
+            return f"the last confirmed heartbeat is {age_ms / 1000:.0f} s old, and no fetch starts"
+        return ""
 
     # -- the end
 
@@ -294,7 +409,7 @@ class Supervisor:
         if not is_hard:
             await self._drain_sinks(grace_s)
         await self._stop_roles(("sink",), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch):
+        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch, self._lag):
             loop.stop()
 
     async def _stop_roles(self, roles: Collection[str], within_s: float) -> None:
@@ -314,7 +429,10 @@ class Supervisor:
                 for child in children:
                     if child.is_alive:
                         self._log(
-                            f"{child.role} {child.consumer} did not end in time and is killed; its work is put back"
+                            Said.warning(
+                                f"{child.role} {child.consumer} did not end in time, is killed, and its work put back",
+                                **child.named,
+                            )
                         )
                         child.kill()
             await asyncio.sleep(0.02)
@@ -341,7 +459,7 @@ class Supervisor:
                     return
                 await asyncio.sleep(DRAIN_LOOK_S)
         except StoreError as error:
-            self._log(f"sinks: {error}; what they have not written yet stays in Redis")
+            self._log(Said.warning(f"sinks: {error}; what they have not written yet stays in Redis"))
 
     async def _end_of(self, stream: str, which: Literal["oldest", "newest"]) -> tuple[int, ...] | None:
         """Return the id of a stream's first or last entry; None when it is empty."""
@@ -405,6 +523,8 @@ class Supervisor:
                     await self._put_back(child, is_crash=code != 0 and not child.is_told_to_stop)
                 finally:
                     # Also where the store refuses it: who waits for the end of a child must not wait for nothing.
+                    # In one step with what comes before it, so that nobody sees its counts twice, or not at all.
+                    self._ended[child.stage] = added(self._ended.get(child.stage, ()), child.board.meters.read())
                     self.children.remove(child)
                     child.board.close()
                     child.settled.set_result(None)
@@ -425,7 +545,8 @@ class Supervisor:
         So a second crawl on the machine stands by: when the first dies or hangs, somebody goes on with the file.
         """
         lease_ms = self._settings.lease_ms
-        about = msgspec.json.encode({"pid": os.getpid(), "machine": socket.gethostname(), "role": "sink"}).decode()
+        who = {"pid": os.getpid(), "machine": socket.gethostname(), "role": "sink", "stage": sink.name}
+        about = msgspec.json.encode(who).decode()
         is_told = False
         while not self._closing.is_set():
             try:
@@ -480,7 +601,7 @@ class Supervisor:
             try:
                 event = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.DecodeError:
-                self._log(f"{child.consumer}: {line.decode('utf-8', 'replace').rstrip()}")
+                self._log(as_said(f"{child.consumer}: {line.decode('utf-8', 'replace').rstrip()}", **child.named))
                 continue
             match event.get("event"):
                 case "ready":
@@ -488,9 +609,16 @@ class Supervisor:
                     self._failed_starts = 0
                     self._beat.hurry()
                 case "log":
-                    self._log(str(event.get("text", "")))
+                    self._relay(child, event)
+                case "answer":
+                    child.take_answer(event.get("number"), event.get("answer"))
                 case "error":
                     child.error = str(event.get("text", ""))
+
+    def _relay(self, child: ChildProcess, event: dict[str, Any]) -> None:
+        """Say what a child said, with who it was."""
+        level, own = Level(event.get("level", Level.INFO)), event.get("fields", {})
+        self._log(Said(str(event.get("text", "")), level, **{**child.named, **own}))
 
     async def _put_back(self, child: ChildProcess, *, is_crash: bool) -> None:
         held = child.board.held() if is_crash and child.role != "sink" else []
@@ -516,7 +644,11 @@ class Supervisor:
                 with contextlib.suppress(StoreUnavailable, StoreFull):
                     await frontier.dispatch(count)
         if back and is_crash:
-            self._log(f"{child.role} {child.consumer} died with {back} entries in hand; they are put back")
+            self._log(
+                Said.warning(
+                    f"{child.role} {child.consumer} died with {back} entries in hand; they are put back", **child.named
+                )
+            )
 
     def _note_end(self, child: ChildProcess, code: int) -> None:
         if code == EXIT_GONE:
@@ -527,6 +659,7 @@ class Supervisor:
             raise StoreError(child.error)
         if self._closing.is_set():
             return
+        self._restarts[child.stage] += 1
         if not child.is_ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS_FAILED_MAX:
@@ -535,7 +668,12 @@ class Supervisor:
                     "what they printed above says why"
                 )
         elif code != 0:
-            self._log(f"{child.role} {child.consumer} ended with exit code {code}; another one takes its place")
+            self._log(
+                Said.warning(
+                    f"{child.role} {child.consumer} ended with exit code {code}; another one takes its place",
+                    **child.named,
+                )
+            )
 
 
 def _work_max_ms(settings: Settings) -> int:

@@ -15,6 +15,7 @@ from streamcrawl.settings import key_of, show_value
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Mind
 from streamcrawl.store.tuning import put_in_force, read_tuned, settings_of
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class TuningLoop:
             settings = settings_of(self._crawl, self._settings.name, tuned.given, **self._local)
         except ConfigError as error:
             # Set by a newer version of streamcrawl, say. What scripts read is in force all the same.
-            self._log(f"settings of version {tuned.version} cannot be followed here: {error}")
+            self._log(Said.error(f"settings of version {tuned.version} cannot be followed here: {error}"))
         else:
             changed = [
                 f"{key_of(field)} {show_value(field, getattr(settings, field))}"

@@ -45,7 +45,7 @@ class Waker:
 
     def wake(self) -> None:
         """End the read that waits now, with nothing, as if its time were over."""
-        if self._waking is None and self._connection_id:
+        if (self._waking is None or self._waking.done()) and self._connection_id:
             self._waking = asyncio.create_task(self._wake(self._connection_id), name="wake")
 
     async def close(self) -> None:

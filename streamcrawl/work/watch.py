@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
@@ -45,10 +46,13 @@ class WatchLoop:
             self._judge_clock(await until_answered(self._read_clock, self._patience, self._stop))
             if self._restarts.count != self._restarts_seen:
                 self._restarts_seen = self._restarts.count
-                self._log("the store was restarted, or another server took over: what it lost is fetched again")
+                said = "the store was restarted, or another server took over: what it lost is fetched again"
+                self._log(Said.warning(said))
                 mended = await until_answered(self._crawl.reconcile, self._patience, self._stop)
                 if mended:
-                    self._log(f"counts of {mended} hosts were wrong after the restart and have been mended")
+                    self._log(
+                        Said.warning(f"counts of {mended} hosts were wrong after the restart and have been mended")
+                    )
             await sleep_or_stop(self._stop, PACE_S)
 
     async def _read_clock(self) -> int:
@@ -61,6 +65,5 @@ class WatchLoop:
         jump_ms = ahead_ms - (self._ahead_ms if self._ahead_ms is not None else ahead_ms)
         self._ahead_ms = ahead_ms
         if abs(jump_ms) > JUMP_LEAST_MS:
-            self._log(
-                f"the clock of the Redis server jumped by {jump_ms / 1000:+.0f} s; nothing is early or late for it"
-            )
+            said = f"the clock of the Redis server jumped by {jump_ms / 1000:+.0f} s; nothing is early or late for it"
+            self._log(Said.warning(said))

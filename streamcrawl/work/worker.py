@@ -19,6 +19,7 @@ from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.program import PAGE, load_program
@@ -28,7 +29,7 @@ from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.settings import Settings
@@ -52,6 +53,7 @@ class _ShardLoops:
             dispatch_limit=DISPATCH_MAX,
             on_dispatched=self.dispatch.hint,
             on_outage=forget,
+            meters=child.meters,
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
@@ -76,7 +78,7 @@ async def run_worker(child: Child) -> None:
     async with AsyncExitStack() as opened:
         if program is not None:
             await open_resources(program, PAGE, opened, child.log)
-        fetcher = await opened.enter_async_context(Fetcher(settings, inside=Inside.of_state(spec.scope)))
+        fetcher = await opened.enter_async_context(Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log))
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -103,6 +105,7 @@ async def run_worker(child: Child) -> None:
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
+            clock=child.clock,
             log=child.log,
         )
         read = ReadLoop(
@@ -136,6 +139,7 @@ async def run_worker(child: Child) -> None:
                 offers=[shard.offers for shard in shards] if len(shards) > 1 else [],
                 commits=[shard.commit for shard in shards],
                 gone=gone,
+                after_slots=work.addresses.close,
             )
         finally:
             watching.cancel()
@@ -150,12 +154,14 @@ async def run_loops(
     offers: Sequence[OffersLoop],
     commits: Sequence[CommitLoop],
     gone: asyncio.Event,
+    after_slots: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run the loops of a worker until it is told to stop or one of them fails, then end them in order.
 
     Args:
         feeding: Those that bring work into the streams.
         gone: Set when somebody came across the end of the crawl's epoch.
+        after_slots: What is to be given back once no slot runs any more.
 
     Raises:
         CrawlGone, StoreError: as a loop met them.
@@ -175,6 +181,8 @@ async def run_loops(
         hurry = _start(_hurry(child, slots), "hurry")
         await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
         hurry.cancel()
+        if after_slots is not None:
+            await after_slots()
         for offer in offers:
             offer.stop()
         for commit in commits:
@@ -192,7 +200,8 @@ async def run_loops(
 def be_replaced(child: Child) -> None:
     """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
     if not child.stop.is_set():
-        child.log(f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced")
+        said = f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced"
+        child.log(Said.warning(said))
         child.stop.set()
 
 

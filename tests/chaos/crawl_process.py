@@ -89,6 +89,7 @@ class CrawlProcess:
             **kept,
             "PYTHONPATH": str(REPOSITORY),
             _MARK: self._mark,
+            "STREAMCRAWL_DELAY_MAX": "0",  # what a loaded machine answers slowly makes no test longer
             **given,
             **(environment or {}),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,6 +56,19 @@ def test_other_alphabets_in_path_and_file_name(command: Command, site: SiteProce
     result = command.run("crawl", site.url(1, "/tür zu?q=ä&r=1"), "--depth", "0", "-o", output)
     assert result.code == ExitCode.DONE
     assert [record["url"] for record in command.records(output)] == [site.url(1, "/t%C3%BCr%20zu?q=%C3%A4&r=1")]
+
+
+def test_sitemap_is_where_a_crawl_begins(command: Command, site: SiteProcess) -> None:
+    refused = command.run("crawl", "--sitemap", "nowhere", "--name", "s")
+    assert refused.code == ExitCode.USAGE
+    assert "'Sitemap: nowhere' is not an http(s) URL" in refused.err
+    (command.folder / "seeds.txt").write_text(f"Sitemap: {site.url(2, '/sitemap/text')}\n")
+    given = ["--sitemap", site.url(1, "/sitemap/index"), "--seeds", "seeds.txt"]
+    first = command.run("crawl", *given, "--depth", "1", "--name", "s", "--delay", "0")
+    assert first.code == ExitCode.DONE, first.err
+    assert command.pages("s.jsonl") == {site.url(host, f"/p/{page}") for host in (1, 2) for page in (1, 2)}
+    shown = command.run("status", "s")
+    assert re.search("^ +sitemaps +4 read$", shown.out, re.MULTILINE)
 
 
 def test_form_of_urls_is_fixed_with_the_crawl(command: Command, site: SiteProcess) -> None:

@@ -1,7 +1,8 @@
-"""Passwords of Redis are nowhere to be read: not in what a crawl prints, not in the list of processes."""
+"""Passwords of Redis and proxies are nowhere to be read: not in what a crawl prints, not in the list of processes."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,37 @@ def test_password_is_in_no_list_of_processes_and_in_no_output(
         assert SECRET not in text
     if given:
         assert "--redis" in result.out
+
+
+def test_password_of_a_proxy_is_in_no_list_of_processes_and_in_no_output(command: Command) -> None:
+    # Nothing listens there, so the crawl waits for as long as this test looks.
+    with socket.socket() as closed, socket.socket() as other:
+        for place in (closed, other):
+            place.bind(("127.0.0.1", 0))
+        proxies = [
+            f"{scheme}://me:{SECRET}@127.0.0.1:{place.getsockname()[1]}"
+            for scheme, place in (("http", closed), ("socks5h", other))
+        ]
+        given = ["--proxy", proxies[0], f"--proxy={proxies[1]}"]
+        with command.start("crawl", "http://a.test/", "-o", "out.jsonl", *given) as running:
+            running.until(lambda: running.err.count("does not work") == 2, "both proxies to be tried")
+            shown = shown_by_ps(running)
+            assert len(shown) >= 8, "the command, its nursery, a worker and a sink"
+            assert SECRET not in "\n".join(shown)
+            assert "--proxy http://***@127.0.0.1:" in shown[0]
+            assert "--proxy=socks5h://***@127.0.0.1:" in shown[0]
+            running.interrupt()
+            result = running.wait()
+    assert result.code == ExitCode.STOPPED, result.err
+    assert SECRET not in result.out + result.err
+    # Without the proxies, which are not kept, nothing goes out.
+    direct = command.run("crawl", "--resume", "--name", "a.test")
+    assert direct.code == ExitCode.USAGE
+    assert "goes by proxies, which are not kept: give --proxy again" in direct.err
+    wrong = command.run("crawl", "http://a.test/", "--proxy", f"http://me:{SECRET}@127.0.0.1")
+    assert wrong.code == ExitCode.USAGE
+    assert "proxy 1 will not do" in wrong.err
+    assert SECRET not in wrong.err
 
 
 def test_wrong_password_is_refused_and_not_repeated(command: Command, locked_url: str) -> None:

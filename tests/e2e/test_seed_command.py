@@ -191,3 +191,16 @@ def test_crawl_begins_with_what_a_slow_pipe_has_brought(command: Command, site: 
             crawl.until(lambda number=number: command.lines("slow.jsonl") == number, f"page {number}")  # type: ignore[misc]
         crawl.process.stdin.close()
         assert crawl.wait().code == ExitCode.DONE
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("--log-format", "json"), ("--quiet",), ()])
+def test_lines_that_are_no_urls_are_named_however_it_is_shown(command: Command, arguments: tuple[str, ...]) -> None:
+    (command.folder / "urls.txt").write_text("http://127.0.0.1:1/\nnot a url\n")
+    result = command.run("seed", "some", "urls.txt", "--create", *arguments)
+    assert result.code == ExitCode.DONE
+    said = [line for line in result.err.splitlines() if "not a url" in line]
+    assert len(said) == 1
+    if "--log-format" in arguments:
+        lines = [json.loads(line) for line in result.err.splitlines()]
+        assert {line["crawl"] for line in lines} == {"some"}
+        assert [line["level"] for line in lines if "not a url" in line["message"]] == ["warning"]

@@ -86,7 +86,9 @@ def test_readme_lists_the_exit_codes() -> None:
     assert listed == set(map(int, ExitCode))
 
 
-@pytest.mark.parametrize("target", ["help", "setup", "crawl", "test", "chaos", "check", "format", "bench", "clean"])
+@pytest.mark.parametrize(
+    "target", ["help", "setup", "crawl", "test", "chaos", "fuzz", "check", "format", "bench", "clean"]
+)
 def test_make_has_the_target(target: str) -> None:
     done = make("-n", target, "URL=https://example.org/")
     assert done.returncode == 0, done.stderr

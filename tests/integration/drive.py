@@ -18,8 +18,8 @@ import msgspec
 from aiohttp import web
 
 from streamcrawl.ops.audit import audit
-from streamcrawl.rules.scope import Scope
-from streamcrawl.rules.task import CrawlTask
+from streamcrawl.rules.scope import Scope, sitemap_fingerprint
+from streamcrawl.rules.task import CrawlTask, Kind
 from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
@@ -46,6 +46,7 @@ QUICK: Final[dict[str, Any]] = {
     "obey_robots": False,
     "allow_private": True,  # a run that goes on with a crawl has no seeds to be let in by
     "delay_ms": 0,
+    "delay_max_ms": 0,
     "concurrency": 16,
     "timeout_ms": 10_000,
     "retry_base_ms": 50,
@@ -149,7 +150,13 @@ class CrawlRun:
 
 @asynccontextmanager
 async def crawling(
-    redis_url: str, name: str, seeds: Sequence[str], *, output: Path | None = None, **values: Any
+    redis_url: str,
+    name: str,
+    seeds: Sequence[str],
+    *,
+    given_sitemaps: Sequence[str] = (),
+    output: Path | None = None,
+    **values: Any,
 ) -> AsyncIterator[CrawlRun]:
     """Open the crawl or go on with it, offer the seeds, close it to more, and run it: `QUICK`, then these settings."""
     settings = make_settings(**QUICK | {"name": name} | values)
@@ -175,12 +182,16 @@ async def crawling(
             assert url is not None, seed
             host, path = split_url(url)
             todo[crawl.index_of(host)].add(CrawlTask(host=host, path=path))
+        for url in given_sitemaps:
+            host, path = split_url(url)
+            task = CrawlTask(host=host, path=path, kind=Kind.SITEMAP)
+            todo[crawl.index_of(host)].add(task, sitemap_fingerprint(task, host, settings.scope))
         for frontier, links in zip(crawl, todo, strict=True):
             while links:
                 word, _ = await frontier.offer(links.take(LINKS_PER_CALL))
                 assert word == "OK", word
         await crawl.first.control(closed=1)
-        scope = Scope.from_settings(settings, seeds).state()
+        scope = Scope.from_settings(settings, [*seeds, *given_sitemaps]).state()
         supervisor = Supervisor(
             redis_url, settings, crawl, scope=scope, sinks=sinks, version=tuned.version, log=log.append
         )

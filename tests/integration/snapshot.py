@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import pytest
 
+from streamcrawl.rules.scope import sitemap_fingerprint
 from streamcrawl.rules.task import CrawlTask, Kind, Level, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import make_settings
@@ -202,13 +203,14 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         if letter["stage"] != "fetch":
             dead[letter["stage"]] += 1
             continue
-        dead["robots" if ',"robots",' in str(letter["task"]) else "page"] += 1  # a task that is "0" reads as a number
+        named = [kind.value for kind in Kind if f',"{kind}",' in str(letter["task"])]  # "0" reads as a number
+        dead[named[0] if named else "page"] += 1
 
     for stage in stages:
         streamed[stage] = len(state[f"stream:{stage}"]["entries"])
         items = [str(entry["item"]) for entry in state[f"stream:{stage}"]["entries"]]
         expect(f"{stage}.bytes", totals.get(f"{stage}.bytes", 0), sum(map(len, items)))
-    for line in ("page", "robots", *stages):
+    for line in ("page", "robots", "sitemap", *stages):
         count = {name: totals.get(f"{line}.{name}", 0) for name in ("created", "done", "dead", "dropped")}
         for name, found in (("queued", queued), ("streamed", streamed), ("delayed", delayed), ("dead", dead)):
             expect(f"{line}.{name}", totals.get(f"{line}.{name}", 0), found[line])
@@ -252,7 +254,7 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             queued_of[host] > 0
             and not h.get("given_up")
             and not h.get("blocked")
-            and in_flight_of[host] < cap
+            and in_flight_of[host] < (1 if h.get("failing") else cap)  # of an open circuit one probe at a time
             and (not most or h.get("pages", 0) + in_flight_of[host] < most)
             and (not is_asked or f"queue:{host}:0" in state)
         )
@@ -297,7 +299,7 @@ class Held:
 
 def fast(name: str, **values: Any) -> dict[str, Any]:
     """Return settings under which nothing waits: no robots, no delay, cap 1."""
-    return {"name": name, "obey_robots": False, "delay_ms": 0, "host_concurrency": 1} | values
+    return {"name": name, "obey_robots": False, "delay_ms": 0, "delay_max_ms": 0, "host_concurrency": 1} | values
 
 
 def page(url: str, **values: Any) -> CrawlTask:
@@ -307,6 +309,15 @@ def page(url: str, **values: Any) -> CrawlTask:
 
 def urls(host: str, count: int, start: int = 0) -> list[str]:
     return [f"http://{host}/{n}" for n in range(start, start + count)]
+
+
+def sitemaps(*addresses: str, **values: Any) -> Links:
+    """Return sitemaps to offer, by the fingerprints of a scope that does not look at hosts."""
+    found = Links()
+    for address in addresses:
+        task = page(address, kind=Kind.SITEMAP, **values)
+        found.add(task, sitemap_fingerprint(task, task.host, "any"))
+    return found
 
 
 def links(*addresses: str, **values: Any) -> Links:
@@ -380,12 +391,13 @@ class Lab:
         """Return a commit with the detail that its outcome needs, unless one is given."""
         level, stored = held.task.level.value, held.stored
         details: dict[Outcome, tuple[Any, ...]] = {
-            Outcome.DONE: () if held.task.kind is Kind.PAGE else ("{}", 60_000, 0),
+            Outcome.DONE: ("{}", 60_000, 0) if held.task.kind is Kind.ROBOTS else (),
             Outcome.RETRY: (1000, level, encode_task(again(held.task)).decode()),
             Outcome.UNANSWERED: (level, stored, "connect", 1000, 60_000, 1000),
             Outcome.DEAD: (level, stored, "http", "404", "404"),
             Outcome.DROPPED: ("robots",),
             Outcome.REDIRECTED: (),
+            Outcome.CONTINUED: (1000, level, stored),
         }
         fields: dict[str, Any] = {"is_fetched": True, "detail": details[outcome]} | values
         return Commit(entry_id=held.id, host=held.host, kind=held.task.kind, outcome=outcome, **fields)

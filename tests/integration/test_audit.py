@@ -66,7 +66,7 @@ async def test_sound_crawl_has_no_faults(open_lab: OpenLab) -> None:
     assert report.faults == []
     assert report.notes == []
     assert report.is_sound
-    assert report.lines == ["page", "robots", SINK]
+    assert report.lines == ["page", "robots", "sitemap", SINK]
     assert report.hosts == 2
     assert report.keys == len([key async for key in lab.client.scan_iter(match=lab.keys.pattern)])
     assert report.as_json()["totals"]["page.created"] == 13
@@ -170,6 +170,7 @@ async def _give_up_by_hand(lab: Lab) -> None:
         (lambda lab: lab.client.hset(lab.keys.host(HOST), "queued", -1), [f"{HOST}: queued is -1, below zero"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, "page.done", 1), ["page: created 13, accounted for 14"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, "page.dead.http", 1), ["page: dead 1, by reason 2"]),
+        (lambda lab: lab.client.hincrby(lab.keys.totals, "page.waited", 2), ["page: waited 2, by reason 0"]),
         (lambda lab: lab.client.hset(lab.keys.totals, "robots.delayed", -1), ["robots.delayed is -1, below zero"]),
         (lambda lab: lab.client.hincrby(lab.keys.totals, f"{SINK}.streamed", 1), [f"stream:fetch:{SINK}: counted 2"]),
         (lambda lab: lab.client.delete(lab.keys.delayed), ["delayed: counted 1, found 0"]),
@@ -232,7 +233,7 @@ async def test_long_stream_is_recounted_but_for_its_lines(open_lab: OpenLab, cra
         pass
     report = await audit(lab.crawl)
     assert report.faults == []
-    assert report.notes == ["stream:fetch: 1400 entries, too many to compare those of pages and robots.txt each"]
+    assert report.notes == ["stream:fetch: 1400 entries, too many to compare those of each kind"]
     await lab.client.hincrby(lab.keys.host("http://h3.example"), "in_flight", -1)
     only(await audit(lab.crawl), "http://h3.example: in_flight counted 1, found 2 entries")
     await delete_crawl(lab.client, crawl_name)

@@ -18,7 +18,8 @@ from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import check_server, connect, mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, LINKS, Allowance, Beat, StageCommit, open_shard, sink_stream
-from streamcrawl.store.keys import GROUP, Keys
+from streamcrawl.store.keys import GROUP, Keys, QueueKeys
+from streamcrawl.store.queue_store import Ending, open_queue, pack_item
 from streamcrawl.store.scripts import Scripts, digest, script_names
 from tests.integration.snapshot import Lab, fast, links, page, urls
 from tests.redis_cluster import NODES, RedisCluster, slot_of
@@ -91,6 +92,17 @@ async def visit(lab: Lab) -> None:
     word, _, reservation = await lab.frontier.begin_visit("http://v.example", wait_max_ms=0, took_max_ms=0)
     assert word == "GO"
     await lab.frontier.end_visit("http://v.example", reservation, since_end_ms=0)
+
+
+async def addresses(lab: Lab) -> None:
+    wanted = [part for n in range(2) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.example")]
+    assert await lab.frontier.addresses([], wanted, cap=1, ttl_ms=1000) == [0, 250]
+    assert await lab.frontier.addresses(["192.0.2.1", "0:0-1"], wanted[3:], cap=1, ttl_ms=1000) == [0]
+
+
+async def cookies(lab: Lab) -> None:
+    change = ["a;a.example;/", "", "1", 0]
+    assert await lab.frontier.cookies("site:a.example", change) == change
 
 
 async def commit(lab: Lab) -> None:
@@ -244,6 +256,8 @@ CALLS: Final[tuple[Call, ...]] = (
         dispatch,
         start,
         visit,
+        addresses,
+        cookies,
         commit,
         due,
         hand_back,
@@ -288,6 +302,48 @@ async def test_no_script_leaves_the_slot_of_its_shard(cluster: RedisCluster) -> 
             assert {name.removeprefix(keys.prefix).split(":")[0] for name in written} >= {
                 *("state", "totals", "seen", "queue", "host", "schedule", "stream", "dead", "workers", "offsets"),
             }
+        finally:
+            await client.aclose()
+    assert len(nodes) == NODES
+
+
+async def test_no_script_of_a_queue_leaves_its_slot(cluster: RedisCluster) -> None:
+    nodes = set()
+    for name in ("a", "b", "c", "d", "e"):
+        keys = QueueKeys(name)
+        node = cluster.node_of(keys.state)
+        nodes.add(node.port)
+        client: Any = connect(node.url)
+        try:
+            await client.ping()
+            await client.config_resetstat()
+            store = await open_queue(client, name, levels=2, values={"maxsize": 9})
+            items = [pack_item(n % 2, 0, f"id{n}", b"x") for n in range(6)]
+            assert (await store.put("w1", 1, [*items, pack_item(0, 1, "", b"x")])).number == 7
+            entries = [
+                (level, entry_id.decode())
+                for level, rows in enumerate(await store.take("w1", 6))
+                for entry_id, _ in rows
+            ]
+            assert (await store.beat("w1", "{}", {0: [entries[0][1]]}))[1] == 7
+            hows = [Ending(*entry, how) for entry, how in zip(entries, ("retry", "dead", "back"), strict=False)]
+            assert not (await store.settle("w1", 1, {1: [entries[-1][1]]}, hows)).lost
+            assert (await store.reclaim())[0] == "HOLD"
+            await client.hset(keys.state, mapping={"reclaim_hold:0": 0, "reclaim_hold:1": 0})
+            assert await store.reclaim() == ("OK", 0)
+            while not (await store.tick("w1")).moved:
+                pass
+            assert await store.letters("replay", [(await store.dead("", 1))[0][0]]) == ("OK", 1)
+            assert await store.close(is_closed=True) == 6
+            assert len(await store.stats()) == 6
+            assert await store.leave("w1") == 1
+            found = {key.decode() async for key in client.scan_iter(match=keys.pattern)}
+            assert {slot_of(key) for key in found} == {slot_of(keys.state)}
+            await store.delete()
+            # Those that a script met by `pcall` count too.
+            assert set(await client.info("errorstats")) <= {"errorstat_NOSCRIPT"}
+            digests = [digest(script) for script in script_names(of_queues=True)]
+            assert all(await client.script_exists(*digests)), "each script is called above"
         finally:
             await client.aclose()
     assert len(nodes) == NODES

@@ -180,6 +180,15 @@ async def test_headers_say_who_we_are_and_what_we_can_decode(fetcher: Fetcher) -
         assert b"Accept-Encoding: gzip, deflate, br, zstd\r\n" in server.heads[1]
 
 
+async def test_contact_is_sent_behind_the_user_agent_from_the_next_request_on() -> None:
+    async with raw_server(lambda *_: ok()) as server, Fetcher(settings(contact="me@a.test")) as fetcher:
+        await fetcher.fetch(server.origin + "/")
+        fetcher.apply(settings(contact="https://a.test/bot"))
+        await fetcher.fetch(server.origin + "/")
+        assert b"User-Agent: streamcrawl-tests/1.0 (+me@a.test)\r\n" in server.heads[0]
+        assert b"User-Agent: streamcrawl-tests/1.0 (+https://a.test/bot)\r\n" in server.heads[1]
+
+
 async def test_referrer_is_sent_but_never_from_https_to_http(fetcher: Fetcher) -> None:
     async with raw_server(lambda *_: ok()) as server:
         await fetcher.fetch(server.origin + "/", referrer="http://example.org/from")

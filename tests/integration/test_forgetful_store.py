@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.exceptions import RedisError
 
-from streamcrawl.rules.scope import Scope
+from streamcrawl.rules.scope import Scope, sitemap_fingerprint
+from streamcrawl.rules.task import CrawlTask, Kind
 from streamcrawl.settings import make_settings
 from streamcrawl.sinks.jsonl import JsonlFile
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import FETCH_STREAM, LINKS_PER_CALL, Beat, Committed, Frontier
+from streamcrawl.store.frontier import FETCH_STREAM, LINKS_PER_CALL, Beat, Committed, Frontier, Links
 from streamcrawl.store.shards import Shards, open_crawl
 from streamcrawl.work.board import Board, monotonic_ms
 from streamcrawl.work.child import Child, ChildSpec
 from streamcrawl.work.worker import run_worker
-from tests.integration.drive import OUTPUT, QUICK, Talker, html, until
+from tests.integration.drive import OUTPUT, QUICK, Talker, html, plain, until
 from tests.integration.snapshot import links, wait_until
 from tests.redis_server import DURABLE, RedisServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from pathlib import Path
 
     from aiohttp import web
@@ -79,46 +80,82 @@ async def worker(child: Child) -> AsyncIterator[None]:
         child.board.close()
 
 
+@asynccontextmanager
+async def forgetful_crawl(
+    server: RedisServer, name: str, origin: str, *, shards: int
+) -> AsyncIterator[tuple[Shards, Forgetting, Child]]:
+    """Open a crawl and prepare a worker for it, of which the shard of `origin` forgets."""
+    settings = make_settings(**QUICK | {"name": name, "shards": shards, "lease_ms": LEASE_MS, "links_max": 1000})
+    client = connect(server.url)
+    crawl, _ = await open_crawl(client, settings)
+    spec = ChildSpec(
+        redis_url=server.url,
+        settings=settings,
+        epoch=crawl.epoch,
+        consumer="w1",
+        role="fetch",
+        scope=Scope.from_settings(settings, [origin]).state(),
+    )
+    child = Child(spec, Board.create(settings.concurrency), io.StringIO())
+    own = crawl.index_of(origin)
+    forgetting = Forgetting(child.crawl.frontiers[own], server)
+    child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
+    for frontier in crawl:
+        await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency, "{}")], lease_ms=LEASE_MS)
+    yield crawl, forgetting, child
+    await client.aclose()
+
+
+def asked_for(talker: Talker, urls: Sequence[str]) -> Callable[[], bool]:
+    paths = {"/" + url.rpartition("/")[2] for url in urls}
+    return lambda: paths <= {request.path for request in talker.requests}
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 async def test_links_that_were_offered_before_their_page_ended_and_lost_are_offered_again(
     crawl_name: str, shards: int
 ) -> None:
-    settings = make_settings(**QUICK | {"name": crawl_name, "shards": shards, "lease_ms": LEASE_MS, "links_max": 1000})
     with RedisServer(options=DURABLE) as server:
         async with Talker({}) as talker:
-            client = connect(server.url)
-            crawl, _ = await open_crawl(client, settings)
             page, far = talker.origin, talker.origin.replace("127.0.0.1", "localhost")
-            own = crawl.index_of(page)
             # Before the commit go those of another shard, and with a single one what is too much for the commit.
             found = [f"{page}/{n}" for n in range(2 * LINKS_PER_CALL + 9)] if shards == 1 else [f"{far}/far"]
-            assert (crawl.index_of(far) == own) is (shards == 1)
-            spec = ChildSpec(
-                redis_url=server.url,
-                settings=settings,
-                epoch=crawl.epoch,
-                consumer="w1",
-                role="fetch",
-                scope=Scope.from_settings(settings, [page]).state(),
-            )
-            child = Child(spec, Board.create(settings.concurrency), io.StringIO())
-            forgetting = Forgetting(child.crawl.frontiers[own], server)
-            child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
+            async with forgetful_crawl(server, crawl_name, page, shards=shards) as (crawl, forgetting, child):
+                assert (crawl.index_of(far) == crawl.index_of(page)) is (shards == 1)
 
-            async def answer(count: int) -> web.StreamResponse:
-                # The entry of the page is delivered, and nothing of its links is written yet.
-                forgetting.kept = server.append_log.stat().st_size
-                return await html(*found)(count)
+                async def answer(count: int) -> web.StreamResponse:
+                    # The entry of the page is delivered, and nothing of its links is written yet.
+                    forgetting.kept = server.append_log.stat().st_size
+                    return await html(*found)(count)
 
-            talker.answers["/"] = answer
-            for frontier in crawl:
-                await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency, "{}")], lease_ms=LEASE_MS)
-            await crawl.frontiers[own].offer(links(f"{page}/"))
-            async with worker(child):
-                paths = {"/" + link.rpartition("/")[2] for link in found}
-                await until(lambda: paths <= {request.path for request in talker.requests}, "all links to be fetched")
-            assert [request.path for request in talker.requests].count("/") == 1
-            await client.aclose()
+                talker.answers["/"] = answer
+                await crawl.of(page).offer(links(f"{page}/"))
+                async with worker(child):
+                    await until(asked_for(talker, found), "all links to be fetched")
+                assert talker.asked["/"] == 1
+
+
+async def test_what_a_sitemap_offered_and_the_store_lost_is_read_once_more(crawl_name: str) -> None:
+    """Its chunks are gone by the time that its commit is refused: they were never kept."""
+    with RedisServer(options=DURABLE) as server:
+        async with Talker({}) as talker:
+            origin = talker.origin
+            found = [f"{origin}/{n}" for n in range(2 * LINKS_PER_CALL + 9)]
+            async with forgetful_crawl(server, crawl_name, origin, shards=1) as (crawl, forgetting, child):
+
+                async def answer(count: int) -> web.StreamResponse:
+                    if count == 0:
+                        forgetting.kept = server.append_log.stat().st_size
+                    return await plain("\n".join(found))(count)
+
+                talker.answers["/map"] = answer
+                task = CrawlTask(host=origin, path="/map", kind=Kind.SITEMAP)
+                offered = Links()
+                offered.add(task, sitemap_fingerprint(task, origin, "any"))
+                await crawl.first.offer(offered)
+                async with worker(child):
+                    await until(asked_for(talker, found), "all that it lists to be fetched")
+                assert talker.asked["/map"] == 2
 
 
 class ForgettingFile(JsonlFile):

@@ -16,7 +16,7 @@ from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import make_settings
 from streamcrawl.store.seen import is_seen
 from tests.integration.operated import SHARDS, Operated
-from tests.integration.snapshot import urls
+from tests.integration.snapshot import links, sitemaps, urls
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -107,6 +107,26 @@ async def test_which_line_of_robots_txt_decides(redis_client: Redis, crawl_name:
     )
     await lab.client.set(lab.keys.robots(A), '{"verdict":"allow","status":404,"delay_ms":0}\n', px=60_000)
     assert (await asked(operated, f"{A}/private/a")).is_allowed is True
+
+
+async def test_sitemap_at_a_url_is_told_from_the_page_there(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, scope="any")
+    lab, url = operated.labs[0], f"{A}/map"
+    assert (await asked(operated, url)).sitemap == ""
+    await lab.frontier.offer(sitemaps(url))
+    found = await asked(operated, url)
+    assert (found.is_seen, found.found.place, found.sitemap) == (
+        False, "", "queued, level normal, with 0 tasks of its host before it",
+    )  # fmt: skip
+    assert "  as a sitemap  queued, level normal" in "\n".join(explanation_lines(found))
+    (held,) = await lab.take()
+    assert (await asked(operated, url)).sitemap.startswith("in the hands of w1")
+    listed = links(f"{A}/listed", depth=1, referrer=url, modified_s=1_714_521_600)
+    await lab.end(held, links=listed)
+    assert (await asked(operated, url)).sitemap == "read or dropped: `status` counts them"
+    found = await asked(operated, f"{A}/listed")
+    assert found.found.facts["modified_at"] == "2024-05-01T00:00:00Z"
+    assert "changed, says its sitemap" in "\n".join(explanation_lines(found))
 
 
 async def test_scope_that_keeps_it_out_is_named(redis_client: Redis, crawl_name: str) -> None:

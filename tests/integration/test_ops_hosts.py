@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from streamcrawl.errors import ConfigError
+from streamcrawl.ops.explain import explain, explanation_lines
 from streamcrawl.ops.hosts import (
     HostPage,
     add_dead,
+    delay_words,
     host_lines,
     host_list_lines,
     host_page,
@@ -18,6 +21,7 @@ from streamcrawl.ops.hosts import (
     largest_hosts,
     list_hosts,
 )
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Outcome
 from tests.integration.drive import OUTPUT, crawling
 from tests.integration.operated import SHARDS, Operated
@@ -122,8 +126,11 @@ async def test_failing_and_given_up_hosts_say_so(redis_client: Redis, crawl_name
         await lab.end(held, Outcome.UNANSWERED)
     assert "as it failed 2 times in a row" in await standing(operated)
     assert "failing       2 times in a row, for 2 min; last: connect" in await shown(operated)
+    assert "circuit       open: it is left alone, then asked by one fetch at a time" in await shown(operated)
+    await lab.let_pass(120_000)
+    assert "circuit       half-open: one fetch at a time until it answers" in await shown(operated)
     found = await list_hosts(operated.crawl, 10)
-    assert [(row.host, row.what) for row in found.failing] == [(A, "connect for 2 min")]
+    assert [(row.host, row.what) for row in found.failing] == [(A, "connect for 4 min")]
     await lab.frontier.give_up(after_ms=0, idle_ms=0, limit=10)
     assert "given up (host_unreachable)" in await standing(operated)
     assert "host_unreachable 2 (of the newest 2)" in await shown(operated)
@@ -133,6 +140,40 @@ async def test_failing_and_given_up_hosts_say_so(redis_client: Redis, crawl_name
     await lab.frontier.set_host(A, chance=1)
     assert (await list_hosts(operated.crawl, 10)).given_up == []
     assert await standing(operated) == "nothing of it is queued"
+
+
+async def test_delay_in_force_and_its_reason_are_shown(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, delay_ms=1000, delay_max_ms=60_000)
+    lab = operated.labs[0]
+    await operated.offer(urls("a.test", 9))
+
+    async def shown_delay(**values: Any) -> tuple[str, str, str]:
+        await lab.let_pass(120_000)
+        (held,) = await lab.take()
+        await lab.end(held, **values)
+        page = await host_page(operated.crawl, A)
+        (row,) = (await list_hosts(operated.crawl, 10)).largest
+        line = next(line for line in host_list_lines(await list_hosts(operated.crawl, 10)) if line.startswith(f"  {A}"))
+        assert page.as_json()["delay_ms"] == row.delay_ms
+        assert page.as_json()["delay_reason"] == row.delay_reason
+        explained = explanation_lines(await explain(operated.crawl, crawl_name, f"{A}/8"))
+        words, _, _ = delay_words(page).partition("last doubled ")  # how long ago goes on growing
+        assert any(line.startswith(f"  delay       {words}") for line in explained)
+        return delay_words(page), row.delay_reason, line.partition(", delay ")[2]
+
+    assert await shown_delay(took_ms=100) == ("1.0 s", "crawl", "")
+    assert await shown_delay(took_ms=4500) == (
+        "2.0 s, as its answers take long", "response_time", "2.0 s (response_time)"
+    )  # fmt: skip
+    words, *listed = await shown_delay(took_ms=10, refusal=Refusal.TOO_MANY)
+    assert listed == ["throttled", "4.0 s (throttled)"]
+    assert re.match(r"4\.0 s, as it was asked too often: last doubled [\d.]+ m?s ago \(http_429\), less with", words)
+    document = (await host_page(operated.crawl, A)).as_json()
+    assert (document["throttled_by"], document["circuit"]) == ("http_429", "closed")
+    await lab.client.hset(lab.keys.host(A), "delay", 5000)
+    assert await shown_delay() == ("5.0 s, its Crawl-delay is 5.0 s", "crawl_delay", "5.0 s (crawl_delay)")
+    await lab.frontier.set_host(A, delay=50)
+    assert await shown_delay() == ("50 ms, set for it", "operator", "50 ms (operator)")
 
 
 async def test_robots_txt_of_a_host_in_words(redis_client: Redis, crawl_name: str) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import math
 import time
 from email.utils import formatdate
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from aiohttp import web
 
+from streamcrawl.ops.hosts import delay_words, host_page
 from streamcrawl.settings import Given
 from streamcrawl.store.tuning import tune
 from tests.integration.drive import Talker, by_host, crawling, html, kill_children, plain, until, violations
@@ -85,6 +87,28 @@ async def test_one_slow_host_does_not_slow_the_others(redis_server: RedisServer,
             # One slot of eight waits for the slow host: the 39 others, with five pages a delay apart, need less time
             # than three of its pages.
             assert done(is_slow=True) < 3
+
+
+async def test_host_is_left_alone_longer_the_longer_its_answers_take(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    async def slow(_: int) -> web.StreamResponse:
+        await asyncio.sleep(0.2)
+        return web.Response(text="slow")
+
+    async with Talker({f"/{n}": slow for n in range(12)}) as talker:
+        seeds = [f"{talker.origin}/{n}" for n in range(8)]
+        values: dict[str, Any] = {"delay_ms": 50, "delay_factor": 2, "delay_max_ms": 2000, "processes": 2}
+        async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
+            assert await run.word() == "ENDED"
+            (host,) = [await host_page(run.crawl, talker.origin)]
+        gaps = [after.start_ms - before.end_ms for before, after in pairwise(talker.requests)]
+        assert len(gaps) == 7
+        # An eighth of the way from 50 to 400 ms with each answer, whichever worker had it.
+        for n, gap in enumerate(gaps, start=1):
+            assert gap >= 400 - 350 * (7 / 8) ** n - n, gaps
+        assert host.delay_ms >= 230
+        assert "its answers take long" in delay_words(host)
 
 
 # -- what a host asks for

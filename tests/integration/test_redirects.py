@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 
 from streamcrawl.work.page_work import START_WAIT_MAX_MS
 from tests.integration.drive import Talker, crawling, html, records, violations
 from tests.site.server import SiteProcess, SiteSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.redis_server import RedisServer
@@ -109,6 +111,94 @@ async def test_only_a_seed_may_lead_out_of_scope(redis_server: RedisServer, craw
             assert len(there.requests) == is_seed
             assert totals["page.dropped"] == totals[f"page.dropped.{'redirected' if is_seed else 'out_of_scope'}"] == 1
             assert totals["page.done"] == 1
+
+
+# -- pages that send their visitors on
+
+
+def sending(target: str, after: str = "0", *links: str) -> Callable[[int], Awaitable[web.StreamResponse]]:
+    """Return an answer that is a page with a meta refresh."""
+
+    async def answer(_: int) -> web.StreamResponse:
+        found = "".join(f'<a href="{link}">x</a>' for link in links)
+        text = f"<title>wait</title><meta http-equiv=refresh content='{after};url={target}'>{found}"
+        return web.Response(text=text, content_type="text/html")
+
+    return answer
+
+
+async def test_meta_refresh_at_once_is_a_redirect_and_a_later_one_a_link(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "pages.jsonl"
+    async with Talker({"/there": html()}) as there, Talker({}) as here:
+        here.answers = {
+            "/": html("/within", "/across", "/later", "/self", "/gone", "/deep"),
+            "/within": sending("/a", "1"),
+            "/a": html("/b"),
+            "/b": html(),
+            "/across": sending(f"{there.origin}/there"),
+            "/later": sending("/c", "2", "/d"),
+            "/c": html(),
+            "/d": html(),
+            "/self": sending("/self"),
+            "/gone": html(status=404),
+            # Out of the limits: neither page nor link may be lost for it.
+            "/deep": sending(f"/{'deep/' * 20}x"),
+        }
+        run_of = crawling(redis_server.url, crawl_name, [here.origin], output=output, delay_ms=100, path_depth_max=10)
+        async with run_of as run:
+            assert await run.word() == "ENDED"
+            totals = await run.totals()
+            await run.check()
+        found = {record["url"].removeprefix(here.origin): record for record in records(output)}
+        assert set(found) == {
+            *("/", "/within", "/b", "/later", "/c", "/d", "/self", "/gone", "/deep"),
+            f"{there.origin}/there",
+        }
+        within = found["/within"]
+        assert (within["final_url"], within["redirects"], within["title"]) == (
+            f"{here.origin}/a",
+            [f"{here.origin}/within"],
+            "page",
+        )
+        assert found[f"{there.origin}/there"]["redirects"] == [f"{here.origin}/across"]
+        assert found["/later"]["title"] == "wait"
+        assert totals["page.dropped"] == totals["page.dropped.redirected"] == 1
+        assert totals["links.trap_path_depth"] == 1
+        assert violations(here.requests, cap=1, delay_ms=100) == []
+
+
+async def test_pages_that_send_on_in_a_circle_or_on_and_on_are_kept_and_counted(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "pages.jsonl"
+    async with Talker({}) as there, Talker({}) as here:
+        endless = {f"/n/{n}": sending(f"/n/{n + 1}") for n in range(20)}
+        here.answers = {
+            "/": html("/a", "/n/0", "/host"),
+            "/a": sending("/b", "0", "/c"),
+            "/b": sending("/a", "0", "/c"),
+            "/c": html(),
+            "/host": sending(f"{there.origin}/"),
+            **endless,
+        }
+        there.answers = {"/": sending(f"{here.origin}/host")}
+        async with crawling(redis_server.url, crawl_name, [here.origin], output=output, redirects_max=4) as run:
+            assert await run.word() == "ENDED"
+            totals = await run.totals()
+            assert await run.dead() == []
+            await run.check()
+        found = {record["url"].removeprefix(here.origin): record["final_url"] for record in records(output)}
+        assert found == {
+            "/": f"{here.origin}/",
+            "/a": f"{here.origin}/b",
+            "/c": f"{here.origin}/c",
+            "/n/0": f"{here.origin}/n/4",
+            f"{there.origin}/": f"{there.origin}/",
+        }
+        assert totals["links.refresh_loop"] == 3
+        assert sum(request.path.startswith("/n/") for request in here.requests) == 5
 
 
 async def test_site_that_is_full_of_redirects_is_found_whole(

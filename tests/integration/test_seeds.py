@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from streamcrawl.errors import ConfigError, CrawlGone
+from streamcrawl.rules.task import Kind
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import LINKS_PER_CALL
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
-from streamcrawl.work.seeds import CALLS_AT_A_TIME, LINE_MAX_BYTES, Cursor, SeedLines, SeedLoop, feeder_name, seed_url
+from streamcrawl.work.seeds import (
+    CALLS_AT_A_TIME,
+    LINE_MAX_BYTES,
+    Cursor,
+    SeedLines,
+    SeedLoop,
+    canonical_seed,
+    feeder_name,
+    seed_url,
+)
 from tests.integration.snapshot import Lab, assert_accounts, fast, wait_until
 from tests.redis_server import DURABLE, RedisServer
 
@@ -106,6 +116,9 @@ def standard_input() -> Iterator[int]:
         ("example.org:8443/a?b", "https://example.org:8443/a?b", True),
         ("localhost:8000/x", "http://localhost:8000/x", True),
         ("127.0.0.1:8000", "http://127.0.0.1:8000/", True),
+        ("Sitemap: https://example.org/a.xml", "https://example.org/a.xml", False),
+        ("sitemap:example.org/a.xml", "https://example.org/a.xml", True),
+        ("sitemap: /path", None, False),
         ("htp:/x", None, False),
         ("ftp://example.org/", None, False),
         ("mailto:a@example.org", None, False),
@@ -185,6 +198,23 @@ async def test_bad_lines_are_named_and_the_rest_accepted(lab: Lab, tmp_path: Pat
     assert (loop.new, loop.known, loop.refused) == (2, 1, 2)
     assert await is_closed(lab)
     assert (await lab.totals())["page.queued"] == 2
+
+
+async def test_line_of_a_file_may_name_a_sitemap(lab: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "seeds.txt"
+    path.write_text("http://a/map\nSitemap: http://a/map\nsitemap:http://a/map\nSITEMAP: no\n")
+    log: list[str] = []
+    loop = seed_loop(lab, SeedLines(["Sitemap: http://u:p@b/map?utm_source=1"], str(path)), log)
+    await loop.run(asyncio.Event())
+    assert log == [f"{path}:4: 'SITEMAP: no' is not an http(s) URL"]
+    assert (loop.new, loop.known, loop.refused) == (3, 1, 1)
+    totals = await lab.totals()
+    assert (totals["page.queued"], totals["sitemap.queued"], totals["seed.created"]) == (1, 2, 1)
+    found = [task for held in await lab.take() for task in [held.task] if task.kind is Kind.SITEMAP]
+    assert {task.url for task in found} <= {"http://a/map", "http://b/map?utm_source=1"}
+    assert canonical_seed("sitemap:  http://u:p@b/x") == "Sitemap: http://b/x"
+    assert canonical_seed("http://u:p@b/x") == "http://b/x"
+    assert canonical_seed("no url") == "no url"
 
 
 async def test_many_bad_lines_are_counted_and_not_all_named(lab: Lab, tmp_path: Path) -> None:

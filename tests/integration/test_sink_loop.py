@@ -391,6 +391,7 @@ async def test_sink_stopped_while_the_disk_is_full_hands_everything_back(sink_la
 
 async def main(url: str, name: str, epoch: str, path: str, consumer: str, point: str, write: str) -> None:
     """Be a sink until SIGTERM."""
+    board = Board.create(BATCH)  # before the disk is full: it lies in memory, but the limit below knows no difference
     if point == "full":
         import resource
 
@@ -407,7 +408,7 @@ async def main(url: str, name: str, epoch: str, path: str, consumer: str, point:
         Dying(Path(path), point, int(write)),
         sink=SINK,
         consumer=consumer,
-        board=Board.create(BATCH),
+        board=board,
         lease_ms=LEASE_MS,
         batch=BATCH,
         linger_ms=5,

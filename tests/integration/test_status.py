@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,10 +21,11 @@ from streamcrawl.ops.status import (
     read_status,
     status_lines,
 )
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Outcome
 from streamcrawl.rules.urls import split_url
 from streamcrawl.settings import Given, make_settings
-from streamcrawl.store.frontier import Beat
+from streamcrawl.store.frontier import Beat, Wait
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given
@@ -58,7 +60,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     await lab.offer(*(f"{HOST}/{n}" for n in range(10)))
     held = await lab.take()
     await lab.end(held[0], items=(SINK, "{}"), left_out={"depth": 2, "trap_calendar": 30})
-    await lab.end(held[1], Outcome.RETRY)
+    await lab.end(held[1], Outcome.RETRY, refusal=Refusal.TIMEOUT)
     await lab.end(held[2], Outcome.DROPPED)
     await lab.end(held[3], Outcome.DEAD)
     await beat(lab)
@@ -97,8 +99,21 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     document = json.loads(json.dumps(status.as_json()))
     assert document["dead_by_reason"] == {"http": 1}
     assert document["totals"]["page.queued"] == 5
+    assert (document["refusals"], "refusals         1 (timeout 1)" in text) == ({"timeout": 1}, True)
     assert document["links_left_out"] == {"trap_calendar": 30, "depth": 2}
     assert document["pages_per_s"] is None
+
+
+async def test_pages_that_were_sent_back_to_wait_are_counted_by_reason(open_lab: OpenLab, crawl_name: str) -> None:
+    lab = await open_lab(host_concurrency=5)
+    await lab.offer(*(f"{HOST}/{n}" for n in range(3)))
+    held = await lab.take()
+    for one, reason in zip(held, ("proxy_error", "ip_concurrency", "proxy_error"), strict=True):
+        await lab.frontier.hand_back("stream:fetch", [one.id], wait=Wait(0, reason))
+    status = await read_status(lab.client, crawl_name)
+    assert (status.page("waited"), status.page("queued")) == (3, 3)
+    assert "sent back        to wait: 3 (proxy_error 2, ip_concurrency 1)" in text_of(status)
+    assert status.as_json()["waited_by_reason"] == {"proxy_error": 2, "ip_concurrency": 1}
 
 
 async def test_crawl_without_anything_in_it_is_shown(lab: Lab, crawl_name: str) -> None:
@@ -292,10 +307,15 @@ async def test_given_up_hosts_are_named_and_bounded(open_lab: OpenLab, crawl_nam
     count = HOSTS_NAMED_MAX + 5
     await lab.offer(*(f"http://h{n}.example/{page}" for n in range(count) for page in range(3)))
     for one in await lab.take():
-        await lab.end(one, Outcome.UNANSWERED)
+        detail = (one.task.level.value, one.stored, "connect", 60_000, 60_000, 1000)
+        await lab.end(one, Outcome.UNANSWERED, detail=detail)
     status = await read_status(lab.client, crawl_name)
     assert (status.hosts_failing, len(status.failing)) == (count, HOSTS_NAMED_MAX)
     assert {(one.reason, one.queued) for one in status.failing} == {("connect", 3)}
+    assert all(0 < one.asked_in_ms <= 60_000 for one in status.failing)
+    assert re.search(r"\(connect for [\d.]+ m?s, asked again in [\d.]+ m?s\)", text_of(status))
+    await lab.let_pass(60_000)
+    assert ", asked by one fetch at a time)" in text_of(await read_status(lab.client, crawl_name))
     assert f" and {count - NAMED_MAX} more (host ls)" in text_of(status)
     await lab.frontier.give_up(after_ms=0, idle_ms=0, limit=10)
     status = await read_status(lab.client, crawl_name)

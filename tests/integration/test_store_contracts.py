@@ -7,6 +7,8 @@ says. GONE is tried for all scripts alike.
 
 from __future__ import annotations
 
+import asyncio
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +25,7 @@ from streamcrawl.store.frontier import (
     Dispatched,
     Frontier,
     StageCommit,
+    Wait,
     check_stage,
     open_shard,
 )
@@ -30,7 +33,7 @@ from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
 from streamcrawl.store.shards import delete_crawl
-from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
+from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, sitemaps, urls
 from tests.unit.test_scripts import words_of
 
 if TYPE_CHECKING:
@@ -78,6 +81,8 @@ async def opened(open_lab: OpenLab) -> None:
     assert state.pop("state") == {
         "cap": 1,
         "crashes_max": 3,
+        "delay_factor": 2,
+        "delay_max_ms": 0,
         "delay_ms": 0,
         "epoch": frontier.epoch,
         "frontier_max": 20_000_000,
@@ -236,6 +241,22 @@ async def offer_full(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.offer(links(f"{B}/"))) == (("FULL", 2), {})
     await lab.take()
     assert await lab.frontier.offer(links(f"{B}/")) == ("OK", 1)
+
+
+async def test_links_of_a_sitemap_wait_while_half_of_the_frontier_is_taken(open_lab: OpenLab) -> None:
+    lab = await open_lab(frontier_max=20)
+    await lab.offer(*urls("a.test", 8))
+    offered = partial(lab.frontier.offer, whose=LINKS, can_wait=True)
+    # To only ask is answered by a lower mark, so that what is read once there is room brings more than a few.
+    assert await lab.changes(offered(links())) == (("FULL", 8), {})
+    assert await offered(links(*urls("b.test", 2), depth=1)) == ("OK", 2)
+    assert await lab.changes(offered(links(f"{B}/9", depth=1))) == (("FULL", 10), {})
+    assert await lab.frontier.offer(links(f"{B}/9", depth=1), whose=LINKS) == ("OK", 1)
+    # Sitemaps themselves are no pages, and bounded with them: what an index lists does not wait for what it lists.
+    assert await lab.frontier.offer(sitemaps(*urls("c.test", 9)), whose=LINKS) == ("OK", 9)
+    assert "stopped" not in (await lab.snapshot())["state"]
+    await lab.frontier.offer(sitemaps(f"{B}/map"), whose=LINKS)
+    assert (await lab.snapshot())["state"]["stopped"] == "FRONTIER_FULL"
 
 
 @case("offer", "WAIT")
@@ -470,6 +491,59 @@ async def test_commit_counts_links_that_are_left_out(open_lab: OpenLab) -> None:
     assert (await lab.frontier.commit("w1", [older], 0)).words == ["DONE"]
 
 
+async def test_sitemap_is_no_page_and_has_a_line_of_its_own(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(f"{A}/map")
+    answer, changed = await lab.changes(lab.frontier.offer(sitemaps(f"{A}/map", f"{B}/map"), whose=LINKS))
+    assert answer == ("OK", 2), "the page at the same URL is another task"
+    assert changed["totals"] == {"sitemap.created": (None, 2), "sitemap.queued": (None, 2)}
+    as_page, other = sorted(await lab.take(), key=lambda one: one.host)
+    assert (as_page.task.kind, other.task.kind) == (Kind.PAGE, Kind.SITEMAP)
+    await lab.end(as_page)
+    [held] = await lab.take()
+    committed, changed = await lab.changes(lab.commit(lab.commit_of(held, Outcome.CONTINUED)))
+    assert committed.words == ["DONE"]
+    assert changed["delayed"] == {f"fetch|2|{held.host}|{held.stored}": (None, near(await lab.now() + 1000))}
+    assert changed["totals"] == {
+        "sitemap.continued": (None, 1),
+        "sitemap.delayed": (None, 1),
+        "sitemap.streamed": (2, 1),
+    }
+    assert await lab.end(other, detail=("broken", "too_large"), left_out={"sitemap_hosts": 3}) == "DONE"
+    await lab.let_pass(1000)
+    await lab.frontier.due()
+    [held] = await lab.take()
+    for broken in (
+        lab.commit_of(held, detail=("Broken",)),
+        lab.commit_of(held, detail=("x" * 33,)),
+        lab.commit_of(held, detail=tuple("abcdefghi")),
+        lab.commit_of(held, Outcome.CONTINUED, detail=(1000, "0", held.stored)),
+        lab.commit_of(held, Outcome.CONTINUED, detail=(1000, "2", held.stored.replace("sitemap", "page"))),
+    ):
+        assert (await lab.commit(broken)).words == ["INVALID"]
+    await lab.end(held, Outcome.DEAD)
+    [letter] = (await lab.snapshot())["dead"]["entries"]
+    [raw] = await lab.client.xrange(lab.keys.dead)
+    replay = [(raw[0].decode(), letter["host"], "0", held.stored.encode())]
+    assert await lab.frontier.replay(replay) == ["INVALID"]
+    assert await lab.frontier.replay([(*replay[0][:2], "2", replay[0][3])]) == ["QUEUED"]
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish())[0] == "RUNNING"
+    [held] = await lab.take()
+    assert await lab.end(held, Outcome.DROPPED, detail=("no_sitemap",)) == "DONE"
+    await finish_says(lab, "ENDED", 4, done=1)
+    totals = await lab.totals()
+    flawed = {name: count for name, count in totals.items() if name.startswith(("sitemap.flawed", "links."))}
+    assert flawed == {"sitemap.flawed.broken": 1, "sitemap.flawed.too_large": 1, "links.sitemap_hosts": 3}
+    await lab.client.hincrby(lab.keys.totals, "sitemap.created", 1)
+    assert (await lab.frontier.finish())[0] == "UNBALANCED"
+    await lab.client.hincrby(lab.keys.totals, "sitemap.created", -1)
+    # A page is never continued: it offers its links or fails.
+    await lab.offer(f"{A}/page")
+    [held] = await lab.take()
+    assert (await lab.commit(lab.commit_of(held, Outcome.CONTINUED))).words == ["INVALID"]
+
+
 @case("commit", "LEASE_LOST")
 async def commit_lease_lost(open_lab: OpenLab) -> None:
     lab = await open_lab(sinks=["out"])
@@ -480,6 +554,10 @@ async def commit_lease_lost(open_lab: OpenLab) -> None:
     committed, changed = await lab.changes(lab.commit(commit))
     assert committed.words == ["LEASE_LOST"]
     assert changed == {"totals": {"page.lease_lost": (None, 1)}}
+
+
+class StrangeRefusal(StrEnum):
+    OTHER = "http_500"
 
 
 @case("commit", "INVALID")
@@ -493,6 +571,8 @@ async def commit_invalid(open_lab: OpenLab) -> None:
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "0", held.stored)),
         lab.commit_of(held, Outcome.RETRY, detail=(1000, "2", held.stored.replace("page", "robots"))),
         lab.commit_of(held, Outcome.RETRY, detail=(-1, "2", held.stored)),
+        lab.commit_of(held, took_ms=-1),
+        lab.commit_of(held, refusal=StrangeRefusal.OTHER),
         lab.commit_of(held, left_out={"Trap": 1}),
         lab.commit_of(held, left_out={"x" * 33: 1}),
         lab.commit_of(held, left_out={"depth": -1}),
@@ -664,6 +744,86 @@ async def stage_commit_restarted(open_lab: OpenLab) -> None:
     assert await commit_items(lab, StageCommit(held, Outcome.DONE, server=restarts_of(lab.client).run_id)) == ["DONE"]
 
 
+# -- cookies
+
+
+@case("cookies", "OK")
+async def cookies_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    jar = "site:a.test"
+    changes = ["a;a.test;/", "ds", "1 = é;", 0, "b;a.test;/", "", "", 60_000]
+    act = partial(lab.frontier.cookies, jar, changes)
+    found, changed = await lab.changes(act())
+    assert found == changes
+    assert set(changed) == {f"cookies:{jar}"}
+    assert 0 < await lab.client.pttl(lab.keys.prefix + f"cookies:{jar}") <= 30 * 86_400_000
+    again = await act()
+    assert again == changes
+    # Read alone it changes nothing; what is set again comes last, and what is to go goes.
+    found, changed = await lab.changes(lab.frontier.cookies(jar))
+    assert (found[:7], changed) == (changes[:7], {})
+    assert found[7] <= 60_000
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "2", 0, "none;a.test;/", "", "", -1])
+    assert [found[0], *found[4:]] == ["b;a.test;/", "a;a.test;/", "", "2", 0]
+    assert await lab.frontier.cookies("site:b.test") == []
+    found = await lab.frontier.cookies(jar, ["a;a.test;/", "", "", -1, "b;a.test;/", "", "", -1])
+    assert (found, await lab.client.exists(lab.keys.prefix + f"cookies:{jar}")) == ([], 0)
+
+
+async def test_jar_of_cookies_is_bounded_and_forgets_what_has_expired(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    flat = [part for n in range(150) for part in (f"{n};a.test;/", "", "1", 0)]
+    found = await lab.frontier.cookies("host:a.test", flat)
+    assert [int(key.partition(";")[0]) for key in found[::4]] == list(range(50, 150))
+    big = [part for n in range(20) for part in (f"big{n};a.test;/", "", "x" * 4000, 0)]
+    found = await lab.frontier.cookies("host:a.test", big)
+    assert found[::4] == [f"big{n};a.test;/" for n in range(12, 20)]
+    assert await lab.frontier.cookies("host:b.test", ["a;b.test;/", "", "1", 1, "b;b.test;/", "", "1", 0])
+    async with asyncio.timeout(10):
+        while len(await lab.frontier.cookies("host:b.test")) > 4:  # noqa: ASYNC110 - it is the server's clock
+            await asyncio.sleep(0.001)
+    assert await lab.client.hkeys(lab.keys.prefix + "cookies:host:b.test") == [b"b;b.test;/"]
+
+
+# -- leases of addresses
+
+
+@case("addresses", "OK")
+async def addresses_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    wanted = [part for n in range(4) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    other = ["2001:db8::/64", "0:9-1", A]
+    act = partial(lab.frontier.addresses, [], [*wanted, *other], cap=2, ttl_ms=60_000)
+    waits, changed = await lab.changes(act())
+    assert waits == [0, 0, 250, 250, 0]
+    now = await lab.now()
+    assert changed == {
+        "address:192.0.2.1": {"0:0-1": (None, near(now + 60_000)), "0:1-1": (None, near(now + 60_000))},
+        "awaiting:192.0.2.1": {f"http://h{n}.test": (None, near(now + 250)) for n in (2, 3)},
+        "address:2001:db8::/64": {"0:9-1": (None, near(now + 60_000))},
+    }
+    assert await act() == [0, 0, 250, 250, 0]
+    # The line grows, and what is given back goes to whoever asks first.
+    assert await lab.frontier.addresses([], ["192.0.2.1", "0:7-1", "http://h7.test"], cap=2, ttl_ms=60_000) == [500]
+    given = ["192.0.2.1", "0:0-1", "192.0.2.1", "0:0-1", "198.51.100.1", "0:0-1"]
+    assert await lab.frontier.addresses(given, wanted[6:9], cap=2, ttl_ms=60_000) == [0]
+    assert await lab.client.zrange(lab.keys.prefix + "awaiting:192.0.2.1", 0, -1) == [
+        b"http://h3.test",
+        b"http://h7.test",
+    ]
+
+
+async def test_lease_of_an_address_runs_out_and_a_line_is_bounded(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    many = [part for n in range(250) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.test")]
+    waits = await lab.frontier.addresses([], many, cap=1, ttl_ms=30_000)
+    assert (waits[:3], waits[-1]) == ([0, 250, 500], 60_000)
+    await lab.let_pass(30_001)
+    assert await lab.frontier.addresses([], many[3:6], cap=1, ttl_ms=30_000) == [0]
+    for key in ("address:192.0.2.1", "awaiting:192.0.2.1"):
+        assert 0 < await lab.client.pttl(lab.keys.prefix + key) <= 60_000
+
+
 # -- what goes back
 
 
@@ -683,6 +843,29 @@ async def hand_back_ok(open_lab: OpenLab) -> None:
         "totals": {"page.queued": (1, 2), "page.streamed": (1, 0)},
     }
     assert await lab.changes(act()) == (0, {})
+
+
+async def test_hand_back_lets_a_host_wait_and_counts_why(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 2))
+    [held] = await lab.take()
+    act = partial(lab.frontier.hand_back, FETCH_STREAM, [held.id], wait=Wait(30_000, "proxy_error"))
+    back, changed = await lab.changes(act())
+    assert back == 1
+    due = near(await lab.now() + 30_000)
+    assert changed[f"host:{A}"] == {"queued": (1, 2), "in_flight": (1, None), "due": (None, due)}
+    assert changed["schedule"] == {A: (None, due)}
+    assert changed["totals"] == {
+        **{"page.queued": (1, 2), "page.streamed": (1, 0)},
+        **{"page.waited": (None, 1), "page.waited.proxy_error": (None, 1)},
+    }
+    assert (await lab.frontier.dispatch(5)).moved == 0
+    assert await lab.changes(act()) == (0, {})
+    # Waits do not add up, and a shorter one takes nothing from a longer.
+    await lab.let_pass(30_000)
+    [again] = await lab.take()
+    assert await lab.frontier.hand_back(FETCH_STREAM, [again.id], wait=Wait(0, "proxy_error")) == 1
+    assert (await lab.frontier.dispatch(5)).moved == 1
 
 
 @case("put_back", "OK")
@@ -803,7 +986,7 @@ async def give_up_ok(open_lab: OpenLab) -> None:
         "host": A,
         "level": 2,
         "task": held.stored,
-        "error": "no answer; 1 tries failed in a row, the last: connect",
+        "error": "no answer of use; 1 tries failed in a row, the last: connect",
         "last_status": "",
         "worker": "",
     }
@@ -894,11 +1077,11 @@ async def control_ok(open_lab: OpenLab) -> None:
     act = partial(lab.frontier.control, paused=1, pages_max="")
     since = (None, near(await lab.now()))
     assert (await lab.changes(act()))[1] == {
-        "state": {"paused": (None, 1), "paused_at": since, "pages_max": (5, None)},
+        "state": {"paused": (None, 1), "paused_at": since, "held_at:paused": since, "pages_max": (5, None)},
     }
     assert (await lab.changes(act()))[1] == {}
     back = await lab.changes(lab.frontier.control(paused=""))
-    assert sorted(back[1]["state"]) == ["paused", "paused_at"]
+    assert sorted(back[1]["state"]) == ["held_at:paused", "held_ms:paused", "paused", "paused_at"]
 
 
 @case("tune", "OK")
@@ -1476,6 +1659,8 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "audit": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "beat": (1000, msgspec.msgpack.encode(("w1", FETCH_STREAM, 3, "{}", [FENCE]))),
     "commit": ("w1", 5, b"\xc1"),
+    "addresses": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["192.0.2.1", "0:1-1", A]), 1, 1000),
+    "cookies": ("host:a.test", msgspec.msgpack.encode(["a;a.test;/", "", "1", 0])),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),

@@ -19,6 +19,7 @@ from streamcrawl.errors import StreamcrawlError
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store import scripts
 from tests.integration import (
+    test_pace,
     test_store_contracts,
     test_store_dispatch,
     test_store_hosts,
@@ -55,6 +56,16 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the budget": ("_dispatch", "- (tonumber(done[2]) or 0)", "", "pages_max"),
     "the gate": ("_hosts", "if h.robots == 'asked' then return 'asked' end", "", "gate"),
     "the delay": ("commit", "fetch_ended(h, now - math.min(c[6], 60000))", "", "delay"),
+    "one probe": ("_hosts", "if h.failing ~= '' then return 1 end", "", "one probe"),
+    "one probe of those handed out": (
+        "start",
+        "if h.failing ~= '' and h.in_flight > 1",
+        "if false",
+        "one probe of several",
+    ),
+    "one doubling for what was under way": ("_pace", " or began < h.throttled_at", "", "refused under way"),
+    "the last page of a host": ("commit", " and h.queued <= 0 and h.in_flight <= 0", "", "refused by all"),
+    "less with each answer": ("_pace", "if throttled > floor then", "if true then", "well again"),
     "the epoch": ("_state", "if S.epoch ~= ARGV[1] then return {'GONE'} end", "", "another epoch"),
     "the host's budget in the schedule": (
         "_hosts",
@@ -228,6 +239,13 @@ CHECKS: Final[dict[str, Callable[[Any], Awaitable[None]]]] = {
     "new hosts": test_store_dispatch.test_new_hosts_do_not_push_in_front_of_one_that_is_due,
     "links above the bound": test_store_dispatch.test_links_stop_the_crawl_above_the_frontiers_bound,
     "delay": test_store_dispatch.test_the_delay_counts_from_the_end_of_the_fetch,
+    "one probe": test_pace.test_open_circuit_lets_one_fetch_through_at_a_time,
+    "one probe of several": test_pace.test_start_sends_all_but_one_back_while_the_circuit_is_open,
+    "refused under way": lambda lab: test_pace.test_what_was_under_way_when_the_delay_doubled_does_not_double_it_again(
+        lab, 0
+    ),
+    "refused by all": test_pace.test_host_that_refuses_everything_burns_no_task,
+    "well again": test_pace.test_a_host_that_is_well_again_is_soon_as_quick_as_any_other_and_keeps_nothing,
     "time without asking": lambda lab: test_store_hosts.test_time_in_which_nobody_asked_says_nothing_about_a_host(
         lab, "paused"
     ),

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import pytest
 
 from streamcrawl.errors import ConfigError, CrawlGone
+from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import CrawlTask, Kind, Outcome, decode_task, encode_task
 from streamcrawl.settings import Given, make_settings
-from streamcrawl.store.frontier import LINKS, SEEDS, Allowance, Beat, Commit, Frontier
+from streamcrawl.store.frontier import LINKS, SEEDS, Allowance, Beat, Commit, Frontier, Wait
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.shards import delete_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, tune
@@ -33,6 +34,7 @@ from tests.integration.snapshot import (
     assert_known_keys,
     fast,
     links,
+    sitemaps,
 )
 
 if TYPE_CHECKING:
@@ -57,12 +59,21 @@ WEIGHTS: Final = {
         Outcome.DROPPED: 1,
         Outcome.REDIRECTED: 1,
     },
+    Kind.SITEMAP: {
+        Outcome.DONE: 8,
+        Outcome.CONTINUED: 3,
+        Outcome.RETRY: 2,
+        Outcome.UNANSWERED: 1,
+        Outcome.DEAD: 1,
+        Outcome.DROPPED: 1,
+        Outcome.REDIRECTED: 1,
+    },
     Kind.ROBOTS: {Outcome.DONE: 20, Outcome.RETRY: 4, Outcome.UNANSWERED: 4, Outcome.DEAD: 1},
 }
 STEPS: Final = [
     *["offer"] * 3,
     *["dispatch", "read", "commit"] * 8,
-    *["offer_fenced", "commit_again", "start", "hand_back", "put_back", "reclaim", "beat"],
+    *["offer_sitemaps", "offer_fenced", "commit_again", "start", "hand_back", "put_back", "reclaim", "beat"],
     *["let_pass", "let_pass", "let_pass", "give_up", "reconcile"],
     *["sink_open", "sink_commit", "sink_commit", "sink_hand_back"],
     *["pause", "replay", "forget", "purge", "tell_host", "tune", "budget", "deal", "deal", "feed", "begin_anew"],
@@ -91,6 +102,7 @@ class Walk:
         self.ended: list[tuple[int, Commit]] = []
         self.known: set[str] = set()
         """URLs that were accepted."""
+        self.known_sitemaps: set[str] = set()
         self.fetched: set[str] = set()
         self.written: set[str] = set()
         """Records that a sink has committed."""
@@ -115,6 +127,7 @@ class Walk:
             obey_robots=seed % 3 != 0,
             host_concurrency=1 + seed % 2,
             delay_ms=(0, 200)[seed // 2 % 2],
+            delay_max_ms=(0, 1000)[seed // 2 % 3 % 2],
             crashes_max=2,
             pages_per_host_max=(None, 12)[seed // 4 % 2],
             pages_max=(None, 15)[seed // 8 % 2],
@@ -144,6 +157,7 @@ class Walk:
                     self.flying[host] = state[key].get("in_flight", 0)
         totals = [state.get("totals", {}) for state in states]
         assert sum(of.get("page.created", 0) for of in totals) == len(self.known)
+        assert sum(of.get("sitemap.created", 0) for of in totals) == len(self.known_sitemaps)
         assert sum(of.get("page.done", 0) for of in totals) == len(self.fetched)
         assert sum(of.get("out.done", 0) for of in totals) == len(self.written)
         if self.ceiling is not None:
@@ -182,6 +196,12 @@ class Walk:
                     assert count >= 30
                 else:
                     assert (word, count) == ("OK", self.accept(urls))
+
+    async def offer_sitemaps(self) -> None:
+        for n, urls in self.by_shard(self.some_urls()).items():
+            word, count = await self.crawl.frontiers[n].offer(sitemaps(*urls), whose=LINKS, can_wait=True)
+            assert (word, count) == ("OK", len(set(urls) - self.known_sitemaps))
+            self.known_sitemaps.update(urls)
 
     async def offer_fenced(self) -> None:
         where, held = self.pick()
@@ -239,7 +259,7 @@ class Walk:
         outcome = self.random.choices(list(weights), list(weights.values()))[0]
         if DOWN in held.host:
             outcome = Outcome.UNANSWERED
-        is_found = outcome in (Outcome.DONE, Outcome.REDIRECTED) and is_page
+        is_found = outcome in (Outcome.DONE, Outcome.REDIRECTED) and held.task.kind is not Kind.ROBOTS
         found = self.by_shard(self.some_urls() if is_found else [])
         commit = self.labs[n].commit_of(
             held,
@@ -247,6 +267,8 @@ class Walk:
             is_fetched=self.random.random() < 0.8,
             since_end_ms=self.random.randrange(50),
             block_ms=self.random.choice((0, 0, 0, 500)),
+            took_ms=self.random.choice((0, 5, 400)),
+            refusal=self.random.choice((None, None, None, *Refusal)),
             links=links(*found.get(n, ()), depth=1),
             items=("out", held.task.url) if outcome is Outcome.DONE and is_page else (),
         )
@@ -292,7 +314,8 @@ class Walk:
         mine = self.held[self.random.choice(WORKERS)]
         n = self.some_shard()
         ids = [where[1] for where in sorted(mine) if where[0] == n and self.random.random() < 0.4]
-        how = self.random.choice(({}, {"is_robots_stale": True}, {"is_begun": True}))
+        wait = Wait(self.random.choice((0, 500)), "proxy_error")
+        how: dict[str, Any] = self.random.choice(({}, {"is_robots_stale": True}, {"is_begun": True}, {"wait": wait}))
         back = partial(self.crawl.frontiers[n].hand_back, FETCH_STREAM, ids, **how)
         assert await back() == len(self.live.intersection((n, entry_id) for entry_id in ids))
         assert await back() == 0

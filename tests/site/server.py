@@ -31,6 +31,9 @@ From a test: `with SiteProcess(SiteSpec(hosts=3)) as site: ... site.seed_url ...
 | `/fault/bytes_<n>` | a plain text of `n` bytes |
 | `/fault/status_<code>` | that status |
 | `/fault/retry_after_<s>_<code>` | that status with `Retry-After: <s>` |
+| `/sitemap/<name>` | a sitemap, good or broken: sitemaps.py |
+| `/sitemap/moved` | 302 to `/sitemap/xml` |
+| `/sitemap/moved_<h>` | 302 to `/sitemap/xml` on host `h` |
 | `/fault/<name>` | the bytes of that name in faults.py: codings, lengths, chunks, heads, types, charsets |
 | everything else | 404 |
 
@@ -63,6 +66,7 @@ import uvloop
 
 from tests.site.faults import HTML, Raw, answer, gzip_of_zeros, raw_fault
 from tests.site.model import FLAKY_FAILURES, Site, SiteSpec, address, redirect_target
+from tests.site.sitemaps import raw_sitemap
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -286,6 +290,8 @@ class _Connection(asyncio.Protocol):
             self._answer_page(path)
         elif path.startswith("/fault/"):
             self._server.run(self._answer_fault(path.removeprefix("/fault/")))
+        elif path.startswith("/sitemap/"):
+            self._server.run(self._answer_sitemap(path.removeprefix("/sitemap/")))
         elif path.startswith(("/r/", "/x/")):
             target_host, target_path = redirect_target(self._host, path)
             is_here = target_host == self._host
@@ -295,6 +301,17 @@ class _Connection(asyncio.Protocol):
             self._answer(status, body, b"Content-Type: text/plain\r\n")
         elif (forbidden := self._server.site.disallowed) is not None and path.startswith(forbidden):
             self._answer(200, b"<title>Forbidden by robots.txt</title>")
+        else:
+            self._answer(404)
+
+    async def _answer_sitemap(self, name: str) -> None:
+        site = self._server.site
+        raw = raw_sitemap(name, site.url(self._host, ""))
+        word, _, host = name.partition("_")
+        if raw is not None:
+            await self._answer_raw(raw)
+        elif word == "moved":
+            self._redirect(site.url(int(host), "/sitemap/xml") if host else "/sitemap/xml")
         else:
             self._answer(404)
 

@@ -73,7 +73,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", "--resume"], "say which crawl to resume: --name NAME (in .streamcrawl: none)"),
         (["crawl", "--resume", "--name", "none"], "there is no crawl 'none' to resume here"),
         (["crawl", URL, "--redis", "http://127.0.0.1"], "write redis://HOST:PORT/DB"),
-        (["crawl", URL, "--metrics-port", "1"], "No such option '--metrics-port'"),
+        (["crawl", URL, "--colour", "1"], "No such option '--colour'"),
         (["crawl", URL, "--colour"], "No such option '--colour'"),
         (["fly"], "No such command 'fly'"),
         (["audit"], "Missing argument 'NAME'"),
@@ -156,8 +156,8 @@ def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(op
     assert found
     assert found[1] == variable_of(str(option.name))
     assert option_of(str(option.name)) in option.opts
-    switches = dict.fromkeys(("obey_robots", "sort_query", "allow_private", "insecure"), "1")
-    text = {"scope": "any", "allow": "a b", **switches}.get(str(option.name), "7")
+    switches = dict.fromkeys(("obey_robots", "sitemaps", "sort_query", "allow_private", "insecure"), "1")
+    text = {"scope": "any", "allow": "a b", "cookies": "host", **switches}.get(str(option.name), "7")
     assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 
@@ -177,6 +177,13 @@ def test_options_become_settings() -> None:
         "drop_params": Given(("ref", "tracking"), "--drop-params"),
         "sort_query": Given(False, "--no-sort-query"),
     }
+
+
+def test_sitemaps_that_are_given_are_seeds_of_their_own_kind() -> None:
+    options = options_of(URL, "--sitemap", "a.test/map.xml", "--sitemap", "https://b.test/", "--sitemaps")
+    assert options.urls == (URL, "Sitemap: a.test/map.xml", "Sitemap: https://b.test/")
+    assert options.settings == {"sitemaps": Given(True, "--sitemaps")}
+    assert options_of("--sitemap", URL).urls == (f"Sitemap: {URL}",)
 
 
 def test_nothing_is_given_when_nothing_is_typed() -> None:

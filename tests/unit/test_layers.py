@@ -19,6 +19,7 @@ ROOMS = (
     ("web",),
     ("response",),
     ("work",),
+    ("queue",),
     ("crawl",),
     ("sinks",),
     ("ops",),

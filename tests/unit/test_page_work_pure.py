@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from streamcrawl.response import Response
+from streamcrawl.rules.robots_rules import RobotsRules
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import CrawlTask, Kind, Level, Outcome, decode_task, encode_task
-from streamcrawl.settings import make_settings
+from streamcrawl.settings import Given, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Commit, Entry, Frontier
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
-from streamcrawl.web.fetcher import Fetcher
+from streamcrawl.web.fetcher import Answer, Fetcher
 from streamcrawl.work.board import Board
 from streamcrawl.work.links import SEEN_KEPT, RecentlySeen
 from streamcrawl.work.page_work import PageWork
@@ -64,6 +67,8 @@ def test_entry_gives_its_task(work: PageWork, task: CrawlTask) -> None:
         (b'[0,1,"page","/\\"robots\\"",0', Kind.PAGE),
         (b'[0,1,"page","robots"', Kind.PAGE),
         (b'[0,1,"robots"]', Kind.ROBOTS),
+        (b'[0,1,"sitemap","/a"', Kind.SITEMAP),
+        (b'[0,1,"feed","/a",0]', Kind.PAGE),
     ],
 )
 def test_entry_that_cannot_be_read_becomes_a_dead_letter(work: PageWork, stored: bytes, kind: Kind) -> None:
@@ -83,6 +88,28 @@ def test_level_that_is_none_cannot_be_read(work: PageWork, level: str) -> None:
 
 def test_entry_without_fields_cannot_be_read(work: PageWork) -> None:
     assert isinstance(work.decode(Entry("5-1", {})), Commit)
+
+
+# -- pages that send their visitors on
+
+
+@pytest.mark.parametrize(
+    ("limit_ms", "status", "after_s", "is_followed"),
+    [
+        *((1000, 200, 1, True), (1000, 299, 0, True), (0, 200, 0, True)),
+        *((None, 200, 0, False), (1000, 200, 2, False), (1000, 404, 0, False), (0, 200, 1, False)),
+    ],
+)
+def test_meta_refresh_is_a_redirect_within_its_limit(
+    work: PageWork, limit_ms: int | None, status: int, after_s: int, is_followed: bool
+) -> None:
+    settings = make_settings("unit", {"refresh_max_ms": Given(limit_ms, "test")})
+    work.apply(settings, Scope.from_settings(settings, [HOST]))
+    body = b"<META HTTP-EQUIV=REFRESH CONTENT='%d;/next'>" % after_s
+    headers = CIMultiDictProxy(CIMultiDict({"Content-Type": "text/html"}))
+    answer = Answer(TASK.url, status, headers, body, "text/html", None, None, 5, 0.0, None)
+    found = work._sent_on(TASK, Response(TASK, answer), [], RobotsRules.allow_all())
+    assert found == (f"{HOST}/next" if is_followed else None, None)
 
 
 # -- endings

@@ -184,6 +184,51 @@ def test_target_of_a_refresh_is_a_link(content: str, links: list[str]) -> None:
     )
 
 
+def test_tag_of_very_many_attributes_is_cut_and_no_link_is_lost() -> None:
+    many = "".join(f'x{n}=">" ' for n in range(5000))
+    html = f"<a href=/1 {many} href=/0><a href=/2><title>x</title>"
+    page = page_of(html)
+    assert (page.links, page.title) == (("https://example.org/1", "https://example.org/2"), "x")
+
+
+def test_long_page_is_read_as_a_short_one() -> None:
+    odd = "<p title=it's>a<b && c<1 <img alt='>' src=x/><a href=/1 b=\"c'd>\">x</a><!-- <a href=/no> --> 1 < 2"
+    assert page_of(odd + "<a href=/2>" + " " * 20_000).links == page_of(odd + "<a href=/2>").links
+    unended = "<a href=/1>x</a><a href=/2 b='" + "c " * 20_000
+    assert page_of(unended).links == ("https://example.org/1",)
+
+
+@pytest.mark.parametrize(
+    ("html", "refresh", "after_ms"),
+    [
+        ("<meta http-equiv=refresh content='0;url=/next'>", "https://example.org/next", 0),
+        ("<meta http-equiv=REFRESH content='007.9, /next#part'>", "https://example.org/next", 7000),
+        ("<meta http-equiv=refresh content='.5;/next'>", "https://example.org/next", 0),
+        (f"<meta http-equiv=refresh content='{'9' * 3000};/next'>", "https://example.org/next", 9_999_999_999_000),
+        ("<base href=/a/><meta http-equiv=refresh content='1;next'>", "https://example.org/a/next", 1000),
+        (
+            "<meta http-equiv=refresh content='1;/a'><meta http-equiv=refresh content='0;/b'>",
+            "https://example.org/a",
+            1000,
+        ),
+        ("<body><noscript><div><meta http-equiv=refresh content='0;/no'></div></noscript>", None, 0),
+        (
+            "<noscript><meta http-equiv=refresh content='0;/no'></noscript><meta http-equiv=refresh content='1;/a'>",
+            "https://example.org/a",
+            1000,
+        ),
+        ("<meta http-equiv=refresh content='5'>", None, 0),
+        ("<meta http-equiv=refresh content='5;url='>", None, 0),
+        ("<meta http-equiv=refresh content='0;url=mailto:a@b'>", None, 0),
+        ("<meta name=robots content=nofollow><meta http-equiv=refresh content='0;/next'>", None, 0),
+    ],
+)
+def test_first_refresh_that_all_visitors_see_is_told(html: str, refresh: str | None, after_ms: int) -> None:
+    page = page_of(html)
+    assert (page.refresh, page.refresh_ms) == (refresh, after_ms)
+    assert refresh is None or refresh in page.links
+
+
 @pytest.mark.parametrize(
     ("html", "title"),
     [

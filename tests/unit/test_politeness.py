@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamcrawl.rules.politeness import host_delay_ms, parse_retry_after_ms
+from streamcrawl.rules.politeness import Refusal, host_delay_ms, is_of_host, parse_retry_after_ms, refusal_of
 
 NOW_MS = 784_111_777_000
 """Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110."""
@@ -82,3 +82,9 @@ def test_crawl_delay_only_lengthens_the_wait_and_is_capped(crawl_delay_ms: int |
 
 def test_cap_never_shortens_our_own_delay() -> None:
     assert host_delay_ms(60_000, 86_400_000, 30_000) == 60_000
+
+
+def test_which_answers_and_which_tries_speak_of_the_whole_host() -> None:
+    assert [status for status in range(100, 1000) if refusal_of(status)] == [429, 503]
+    assert {refusal for refusal in Refusal if is_of_host(refusal, 1)} == set(Refusal)
+    assert {refusal for refusal in Refusal if is_of_host(refusal, 2)} == {Refusal.TOO_MANY}

@@ -8,10 +8,26 @@ from typing import Final
 import pytest
 
 from streamcrawl.store import scripts
-from streamcrawl.store.keys import Keys
+from streamcrawl.store.keys import Keys, QueueKeys
 from streamcrawl.store.scripts import digest, script_names, source
 
-FRAGMENTS: Final = ("_state", "_hosts", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process")
+FRAGMENTS: Final = (
+    *(
+        "_state",
+        "_hosts",
+        "_pace",
+        "_items",
+        "_stream",
+        "_seen",
+        "_links",
+        "_dispatch",
+        "_recount",
+        "_process",
+        "_lease",
+    ),
+    *("_common", "_queue"),
+)
+SCRIPTS: Final = (*script_names(), *script_names(of_queues=True))
 
 
 def header_of(text: str) -> list[str]:
@@ -38,7 +54,7 @@ def words_of(text: str) -> set[str]:
     return {*quoted, *listed}
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_header_says_name_keys_arguments_answers_and_repeat(name: str) -> None:
     text = scripts._read(name)
     header = "\n".join(header_of(source(name)))
@@ -47,10 +63,10 @@ def test_a_header_says_name_keys_arguments_answers_and_repeat(name: str) -> None
     assert "\n KEYS[1] state" in header
     assert "Derives" in header
     assert "Repeat:" in header
-    assert ("GONE" in words_of(source(name))) == ("-- include _state\n" in text)
+    assert ("GONE" in words_of(source(name))) == bool(re.search("^-- include (_state|_queue)\n", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_header_lists_the_arguments_that_the_code_reads(name: str) -> None:
     header, body = "\n".join(header_of(source(name))), source(name)
     listed = {int(n) for n in re.findall(r"^ ARGV\[(\d+)(?:\.\.)?\]", header, re.MULTILINE)}
@@ -61,14 +77,14 @@ def test_a_header_lists_the_arguments_that_the_code_reads(name: str) -> None:
     assert (f"for n = {max(listed)}, #ARGV do" in body) == is_open
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_header_names_every_word_that_is_returned(name: str) -> None:
     code = re.sub(r"(?m)^\s*--.*$", "", source(name))
     returned = set(re.findall(r"return \{'([A-Z_]+)'", code))
     assert returned - words_of(source(name)) == set()
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_the_text_has_each_fragment_once(name: str) -> None:
     text = source(name)
     assert "-- include " not in text
@@ -82,13 +98,13 @@ def test_a_fragment_says_what_it_is(fragment: str) -> None:
 
 
 def test_the_list_of_fragments_is_complete() -> None:
-    included = {name for script in script_names() for name in scripts._INCLUDE.findall(scripts._read(script))}
-    assert included == set(FRAGMENTS)
+    texts = [scripts._read(name) for name in (*SCRIPTS, *FRAGMENTS)]
+    assert {name for text in texts for name in scripts._INCLUDE.findall(text)} == set(FRAGMENTS)
 
 
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_every_key_that_a_script_builds_is_known(name: str) -> None:
-    keys = Keys("c")
+    keys = QueueKeys("q") if name.startswith("queue_") else Keys("c")
     code = re.sub(r"(?m)^\s*--.*$", "", source(name))
     for built in set(re.findall(r"P \.\. '([^']+)'", code)):
         key = keys.prefix + built
@@ -98,10 +114,11 @@ def test_every_key_that_a_script_builds_is_known(name: str) -> None:
 
 
 def test_scripts_never_read_a_clock_but_through_the_fragment() -> None:
-    for name in script_names():
-        assert source(name).count("'TIME'") == ("-- fragment _state.lua" in source(name)), name
+    for name in SCRIPTS:
+        fragments = re.findall("^-- fragment (_state|_queue).lua", source(name), re.MULTILINE)
+        assert source(name).count("'TIME'") == len(fragments) <= 1, name
 
 
 def test_a_script_is_named_by_its_content() -> None:
-    assert len({digest(name) for name in script_names()}) == len(script_names())
-    assert all(re.fullmatch(r"[0-9a-f]{40}", digest(name)) for name in script_names())
+    assert len({digest(name) for name in SCRIPTS}) == len(SCRIPTS)
+    assert all(re.fullmatch(r"[0-9a-f]{40}", digest(name)) for name in SCRIPTS)

@@ -37,14 +37,21 @@ SOME: dict[str, list[Any]] = {
     "deny": [("b",)],
     "obey_robots": [True, False],
     "allow_private": [True, False],
+    "proxied": [True, False],
     "insecure": [True, False],
     "headers": [(), ("a.test: X: y z", "*: Y: 1")],
     "auth": [(), ("a.test: me:pass word",)],
     "nameservers": [(), ("9.9.9.9", "[::1]:53")],
+    "proxies": [(), ("http://10.0.0.1:8080", "socks5h://me:1@[::1]:1080")],
+    "ip_exempt": [(), ("192.0.2.0/24", "2001:db8::/32", "cdn")],
+    "cookies": ["off", "host", "crawl"],
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
+    "sitemaps": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
+    "contact": [None, "books@example.org", "https://example.org/bot"],
     "handler": [None, "shop:page"],
+    "metrics_host": ["127.0.0.1", "::"],
 }
 """Values to try where a number will not do."""
 NUMBERS = [1, 60, 999, 1000, 1500, 60_000, 90_000, 86_400_000, 1 << 20, 10_000_000, 1_500_000_000]
@@ -153,6 +160,9 @@ def test_none_means_not_given() -> None:
         ({"deny": ("ok", "*")}, "deny '*' is not a regular expression"),
         ({"user_agent": "two\nlines"}, "user_agent must be one line"),
         ({"user_agent": "  "}, "user_agent must be one line that is not empty"),
+        ({"contact": "two words@a.test"}, "contact 'two words@a.test' is nothing to write to"),
+        ({"contact": "me@a.test\r\nX: 1"}, "is nothing to write to; give an e-mail address"),
+        ({"contact": "somebody"}, "contact 'somebody' is nothing to write to"),
         ({"name": "no spaces"}, "crawl name 'no spaces' will not do"),
     ],
 )
@@ -248,7 +258,10 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 def test_classes_that_others_rely_on() -> None:
     assert fields_of(SettingClass.IDENTITY) == ("shards", "drop_params", "sort_query")
-    assert fields_of(SettingClass.LOCAL) == ("processes", "concurrency", "headers", "auth", "nameservers", "grace_ms")
+    assert fields_of(SettingClass.LOCAL) == (
+        *("processes", "concurrency", "headers", "auth", "proxies", "nameservers", "grace_ms"),
+        *("metrics_port", "metrics_host"),
+    )
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}
 

@@ -32,14 +32,21 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "deny": (("a",), ("b", "c"), ("d",)),
     "obey_robots": (False, True, False),
     "allow_private": (True, False, True),
+    "proxied": (True, False, True),
     "insecure": (True, False, False),
     "headers": (("a.test: X: 1",), ("a.test: X: 1 2", "b.test: Y: 3"), ("*: X: 1",)),
     "auth": (("a.test: me:1",), ("a.test: me:1 2", "b.test: me:3"), ("*: me:1",)),
     "nameservers": (("9.9.9.9",), ("10.0.0.1:5353", "::1"), ("[::1]:53",)),
+    "proxies": (("http://a.test:1",), ("socks5://b.test:2", "http://a.test:1"), ("socks5h://c.test:3",)),
+    "ip_exempt": (("192.0.2.0/24",), ("10.0.0.0/8", "cdn"), ("2001:db8::/32",)),
+    "cookies": ("host", "crawl", "off"),
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
+    "sitemaps": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
+    "contact": ("a@a.test", "https://b.test/", "c@c.test"),
     "handler": ("a:page", "b:page", "c:page"),
+    "metrics_host": ("127.0.0.2", "0.0.0.0", "::"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
 }
 """Three values of a setting that is no plain number, none of them the default where there are so many."""
@@ -71,7 +78,12 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
     flags = {field: in_flags} if sources[2] else {}
     found = gather(flags, config=config, environment=environment)
     if sources[2]:
-        off = {"obey_robots": "--no-robots", "insecure": "--no-insecure", "sort_query": "--no-sort-query"}
+        off = {
+            "obey_robots": "--no-robots",
+            "insecure": "--no-insecure",
+            "sort_query": "--no-sort-query",
+            "sitemaps": "--no-sitemaps",
+        }
         name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}
     elif sources[1]:

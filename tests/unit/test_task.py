@@ -34,6 +34,8 @@ TASKS = st.builds(
     discovered_ms=st.integers(0, 2**53),
     referrer=st.none() | TEXT.filter(bool) | TEXT.map(lambda text: f"{HOST}/{text}"),
     redirects=st.lists(TEXT, max_size=4).map(tuple),
+    modified_s=st.integers(0, 2**33),
+    nesting=st.integers(0, 9),
 )
 
 
@@ -83,7 +85,8 @@ def test_typical_queued_task_is_small() -> None:
         b"{}",
         b"[]",
         b"[0]",
-        b'[0,0,"page","/",0,1,"",[],9]',
+        b'[0,0,"page","/",0,1,"",[],9,0,1]',
+        b'[0,0,"page","/",0,1,"",[],"9"]',
         b'[0,0,"visit","/",0]',
         b'["0",0,"page","/",0]',
         b'[0,0,"page",7,0]',

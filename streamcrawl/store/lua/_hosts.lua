@@ -8,7 +8,8 @@
 -- A field that is 0 or '' is not stored at all: a broad crawl has a million of these. What is not stored reads as its
 -- default here, and HGETALL of the few stored ones takes less time than asking for each.
 local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
-  failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', pages = 0, given_up = '', blocked = ''}
+  failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', paced = 0, throttled = 0,
+  throttled_at = 0, throttled_by = '', pages = 0, given_up = '', blocked = ''}
 local HOST = {__index = HOST_DEFAULTS}
 local PAGES_MOST = tonumber(S.pages_per_host_max)
 local hosts, stored, touched = {}, {}, {}
@@ -28,10 +29,18 @@ local function host(key)
   return h
 end
 
-local function cap_of(h) if h.cap > 0 then return h.cap end return CAP end
+-- While the circuit of a host is open (`failing` says why) one probe at a time is enough to see whether it is back:
+-- its whole cap would hit it at the moment it comes up, and hold as many slots until they time out.
+local function cap_of(h)
+  if h.failing ~= '' then return 1 end
+  return h.cap > 0 and h.cap or CAP
+end
 -- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never
--- shorten it. `delay_set` is an operator's word for this host, and wins over both.
-local function delay_of(h) return tonumber(h.delay_set) or math.max(h.delay, DELAY) end
+-- shorten it. `paced` and `throttled` are what it was seen to bear (_pace.lua), up to the crawl's bound. `delay_set` is
+-- an operator's word for this host, and wins over all.
+local function floor_of(h) return math.max(h.delay, DELAY) end
+local function borne_of(h) return math.max(floor_of(h), math.min(math.max(h.paced, h.throttled), DELAY_MAX)) end
+local function delay_of(h) return tonumber(h.delay_set) or borne_of(h) end
 local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
 local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
 
@@ -119,6 +128,7 @@ end
 local function give_chance(key, h)
   if h.given_up == 'host_budget' then return end
   h.given_up, h.failures, h.failing, h.failed_at, h.blocked_until = '', 0, '', 0, 0
+  h.throttled, h.throttled_at, h.throttled_by = 0, 0, ''
   call('ZREM', P .. 'giving_up', key)
   call('ZREM', P .. 'failing', key)
 end

@@ -88,8 +88,10 @@ local function watch_marks(names)
     if is_over and not is_set[name] then
       kept[#kept + 1] = name
       is_set[name], has_changed = true, true
+      hold('full:' .. name)
     elseif is_set[name] and not is_over then
       is_set[name], has_changed = nil, true
+      let_go('full:' .. name)
     end
   end
   if not has_changed then return end

@@ -42,30 +42,33 @@ local function flush_seen()
   else call('HSET', KEYS[1], 'seen', seen) end
 end
 
--- Offer one link. `rest` is the stored task without its head: crashes 0 and the discovery time are put in front here.
+-- Offer one link, to a page or to a sitemap. `rest` is the stored task without its head: crashes 0 and the discovery time are put in front here.
 local function offer(fp, key, level, rest)
   if call('SADD', P .. 'seen:' .. bucket_of(hash_of(fp)), fp) == 0 then return false end
   seen_new = seen_new + 1
-  local h = host(key)
-  count('page.created', 1)
+  local h, line = host(key), string.match(rest, '^"(%l+)"')
+  count(line .. '.created', 1)
   if is_seed(rest) then count('seed.created', 1) end
   if PAGES_MOST and h.pages >= PAGES_MOST then
-    count('page.dropped', 1)
-    count('page.dropped.host_budget', 1)
+    count(line .. '.dropped', 1)
+    count(line .. '.dropped.host_budget', 1)
     seed_ended('[0,0,' .. rest)
     return true
   end
   push_tail(key, h, level, '[0,' .. wall .. ',' .. rest)
-  count('page.queued', 1)
+  count(line .. '.queued', 1)
   return true
 end
 
 -- Above the frontier's bound the crawl stops, resumable; what is in flight still brings its links. Before flush_counts.
 local function stop_when_full()
   if not S.frontier_max or seen_new == 0 or (S.stopped and S.stopped ~= '') then return end
-  local queued = (tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0) + (counts['page.queued'] or 0)
+  local had = call('HMGET', P .. 'totals', 'page.queued', 'sitemap.queued')
+  local queued = (tonumber(had[1]) or 0) + (tonumber(had[2]) or 0)
+    + (counts['page.queued'] or 0) + (counts['sitemap.queued'] or 0)
   if queued > tonumber(S.frontier_max) then
     S.stopped = 'FRONTIER_FULL'
     call('HSET', KEYS[1], 'stopped', S.stopped, 'stopped_at', wall)
+    hold('frontier_full')
   end
 end

@@ -10,7 +10,7 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -6)
 local S = {}
 do
-  local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
+  local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'delay_factor', 'delay_max_ms', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
     'frontier_max', 'seeds_max', 'sink_max', 'crashes_max', 'slots', 'paused', 'stopped', 'throttled', 'seen',
     'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages'}
   local values = call('HMGET', KEYS[1], unpack(names))
@@ -35,31 +35,19 @@ local function is_after_gap(lease)
   return age >= 0 and age < lease
 end
 local CAP, DELAY = tonumber(S.cap) or 1, tonumber(S.delay_ms) or 0
+-- The state of a crawl that is older than these settings does not say: then their defaults hold (settings.py).
+local DELAY_FACTOR, DELAY_MAX = tonumber(S.delay_factor) or 2, tonumber(S.delay_max_ms) or 60000
 local STREAM = P .. 'stream:fetch'
 
-local counts = {}
-local function count(field, n) counts[field] = (counts[field] or 0) + n end
-local function flush_counts()
-  for field, n in pairs(counts) do
-    if n ~= 0 then call('HINCRBY', P .. 'totals', field, n) end
-  end
-  counts = {}
-end
+-- include _common
 
--- Is it the id of a stream entry? Redis raises at anything else, longer numbers than 64 bits included, and an error in
--- the middle of a batch leaves half of it written.
-local function is_id(id)
-  local ms, seq = string.match(type(id) == 'string' and id or '', '^(%d+)%-(%d+)$')
-  return ms ~= nil and #ms <= 19 and #seq <= 19
-end
-
--- Entries of a stream that nobody has read yet. XLEN - pending is exact; `lag` is not (it is nil in normal life).
-local function waiting_in(stream)
-  local pending = redis.pcall('XPENDING', stream, 'workers')
-  if pending.err then
-    -- The stream or its group was lost (flushed, failed over): make it again at 0, so that nothing is skipped.
-    redis.pcall('XGROUP', 'CREATE', stream, 'workers', '0', 'MKSTREAM')
-    return call('XLEN', stream)
-  end
-  return call('XLEN', stream) - pending[1]
+-- What keeps tasks from being handed out: since when (`held_at:<word>`, wall clock, there while it lasts), and how long it
+-- has lasted in all (`held_ms:<word>`). Words: paused, frontier_full, memory_full, and full:<stage> of a stream over its
+-- mark. Both may be said again.
+local function hold(word) call('HSETNX', KEYS[1], 'held_at:' .. word, wall) end
+local function let_go(word)
+  local since = tonumber(call('HGET', KEYS[1], 'held_at:' .. word))
+  if not since then return end
+  call('HDEL', KEYS[1], 'held_at:' .. word)
+  call('HINCRBY', KEYS[1], 'held_ms:' .. word, math.max(0, wall - since))
 end

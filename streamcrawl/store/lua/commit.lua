@@ -6,22 +6,28 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, url]]]}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, took_ms,
+--   refusal[, url]]]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {} | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
+--   detail        done page: {} | done sitemap: {flaw, …}, at most 8 words, each once | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
 --                 text outlives its time, 1 h if missing; longer than that it may be used while no other can be had
 --                 retry: {delay_ms, level, task}
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
 --                 delay_ms, again, error]}: the host may be down, so no attempt is counted. `when_first` 'retry' or 'dead'
 --                 says the fault may be this URL's alone: while the host failed less than twice in a row before, the
---                 task `again` is retried after delay_ms (or the task is buried) as if the host were well
+--                 task `again` is retried after delay_ms (or the task is buried) as if the host were well; with
+--                 'dead' and a reason http_<status> also when nothing else of the host is left that could tell
+--                 continued sitemap: {delay_ms, level, task}: the rest of it later, no attempt counted
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
 --   items         stage or sink, record, …; for a stage `["Type",item]`
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
+--   took_ms       how long the request took, connecting included, until the last byte; 0 when its time says nothing of
+--                 what the host bears
+--   refusal       '' or why the host's delay doubles: http_429, http_503 or timeout
 --   url           of the page, for its items
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
@@ -39,6 +45,7 @@
 -- repeats the items. Allow-oom, because a full server must drain.
 -- include _state
 -- include _hosts
+-- include _pace
 -- include _items
 -- include _stream
 -- include _seen
@@ -55,13 +62,23 @@ local function is_task(line, level, task)
   return is_text(level) and string.find(level, line == 'robots' and '^0$' or '^[1-3]$') and is_text(task)
     and string.match(task, '^%[%d+,%d+,"(%l+)".*%]$') == line
 end
+local LINES = {page = true, robots = true, sitemap = true}
+local function is_word(value) return is_text(value) and #value <= 32 and string.find(value, '^%l[%l_]*$') ~= nil end
 local ROBOTS_SPARE_MS = 3600000   -- for workers that have a page of the host in hand
 -- A robots.txt that cannot be had again: how long the last good copy is used before it is asked for once more.
 local ROBOTS_AGAIN_MS = 600000
 local DETAIL = {
-  done = function(line, d) return line == 'page' or (is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])
-    and (d[4] == nil or is_int(d[4]) and d[4] >= ROBOTS_SPARE_MS)) end,
+  done = function(line, d)
+    if line == 'page' then return true end
+    if line == 'sitemap' then
+      for i = 1, #d do if not is_word(d[i]) then return false end end
+      return #d <= 8
+    end
+    return is_text(d[1]) and is_int(d[2]) and d[2] > 0 and is_int(d[3])
+      and (d[4] == nil or is_int(d[4]) and d[4] >= ROBOTS_SPARE_MS)
+  end,
   retry = function(line, d) return is_int(d[1]) and is_task(line, d[2], d[3]) end,
+  continued = function(line, d) return line == 'sitemap' and is_int(d[1]) and is_task(line, d[2], d[3]) end,
   unanswered = function(line, d)
     if not (is_task(line, d[1], d[2]) and is_text(d[3]) and is_int(d[4]) and is_int(d[5]) and is_int(d[6])) then return false end
     return d[7] == nil or (d[7] == 'retry' or d[7] == 'dead') and is_int(d[8]) and is_task(line, d[1], d[9]) and is_text(d[10])
@@ -69,15 +86,16 @@ local DETAIL = {
   -- Any text will do for a task here: one that cannot be read must be able to end, too.
   dead = function(_, d) return is_text(d[1]) and is_text(d[2]) and is_text(d[3]) and is_text(d[4]) and is_text(d[5]) end,
   -- Not for robots: with neither a verdict nor a robots task the gate would stay shut for ever.
-  dropped = function(line, d) return line == 'page' and is_text(d[1]) end,
-  redirected = function(line) return line == 'page' end,
+  dropped = function(line, d) return line ~= 'robots' and is_text(d[1]) end,
+  redirected = function(line) return line ~= 'robots' end,
 }
 
 local function is_valid(c)
   if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
-    or (c[3] ~= 'page' and c[3] ~= 'robots') or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
+    or not LINES[c[3]] or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
     or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or not are_items(c[10])
-    or not (c[12] == nil or is_text(c[12])) then
+    or not (c[12] == nil or is_text(c[12])) or not (c[13] == nil or is_int(c[13]))
+    or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) then
     return false
   end
   local check = DETAIL[c[4]]
@@ -95,16 +113,20 @@ function ACT.done(c, h)
   seed_ended(c.task)
   if c[3] == 'page' then
     h.pages = h.pages + 1
+  elseif c[3] == 'sitemap' then
+    for i = 1, #c[8] do count('sitemap.flawed.' .. c[8][i], 1) end
   else
     call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + (c[8][4] or ROBOTS_SPARE_MS))
     h.robots, h.robots_until, h.delay = 'known', now + c[8][2], c[8][3]
   end
 end
-function ACT.retry(c)
+local function delay(c, as)
   call('ZADD', P .. 'delayed', now + c[8][1], 'fetch|' .. c[8][2] .. '|' .. c[2] .. '|' .. c[8][3])
   count(c[3] .. '.delayed', 1)
-  count(c[3] .. '.retried', 1)
+  count(c[3] .. as, 1)
 end
+function ACT.retry(c) delay(c, '.retried') end
+function ACT.continued(c) delay(c, '.continued') end
 local function die(c, h, level, task, reason, error, status)
   if c[3] == 'robots' then h.robots, h.given_up = '', 'robots_unreachable' end   -- no gate opens: its pages follow
   -- By the task of the entry: what the caller names may be anything.
@@ -127,13 +149,16 @@ function ACT.unanswered(c, h)
   -- The host did answer: with nothing that can be used, so nothing else is held back for it.
   if is_kept and reason == 'robots' then return end
   h.failures, h.failed_at = h.failures + 1, now
-  if when_first and h.failures <= 2 then
+  local status = string.match(reason, '^http_(%d+)$') or ''
+  -- A page that always answers so must end when nothing of its host is left to compare it with.
+  local is_last = when_first == 'dead' and status ~= '' and h.queued <= 0 and h.in_flight <= 0
+  if when_first and (h.failures <= 2 or is_last) then
     if when_first == 'retry' then
       call('ZADD', P .. 'delayed', now + delay_ms, 'fetch|' .. level .. '|' .. c[2] .. '|' .. again)
       count(c[3] .. '.delayed', 1)
       count(c[3] .. '.retried', 1)
     else
-      die(c, h, level, task, reason, error, '')
+      die(c, h, level, task, reason, error, status)
     end
     return
   end
@@ -171,6 +196,12 @@ for n = 4, #ARGV do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
+    local refusal = c[14] or ''
+    if c[5] == 1 and refusal ~= '' then
+      refused(h, refusal, now - math.min(c[6], 60000) - (c[13] or 0))
+    elseif c[5] == 1 and c[13] and c[13] > 0 then
+      answered_in(h, c[13])
+    end
     if c[5] == 1 and c[4] ~= 'unanswered' then
       is_answered = true
       if h.failures > 0 then
@@ -185,7 +216,7 @@ for n = 4, #ARGV do
     local links, left_out = c[9], c[11] or {}
     for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
-    emit(c[10], is_text(c[13]) and c[13] or c[2], touched)
+    emit(c[10], is_text(c[15]) and c[15] or c[2], touched)
     words[#words + 1] = 'DONE'
   end
 end

@@ -4,7 +4,8 @@
 -- KEYS[1] state  hash  the shard's state
 -- ARGV[1] epoch  str   the epoch the caller joined with
 --
--- Returns {word, created, done, version, paused, stopped}: pages and items, pages, and what the state says of its settings
+-- Returns {word, created, done, version, paused, stopped}: pages, sitemaps and items created, pages done, and what the
+--         state says of its settings
 --           RUNNING     something is left to do, or more seeds may come
 --           ENDED       closed, every structure is empty (but for what blocked hosts have), every line balances
 --           LIMIT       pages_max reached, nothing is under way; more could be done
@@ -17,7 +18,7 @@
 -- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`.
 -- Cost O(blocked hosts), at most 10,000, and only when nothing else is left. Repeat: harmless.
 -- include _state
-local lines = {'page', 'robots'}
+local lines = {'page', 'robots', 'sitemap'}
 local under_way = call('XLEN', STREAM) + call('ZCARD', P .. 'giving_up')
 for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do
   under_way = under_way + call('XLEN', P .. 'stream:fetch:' .. name)
@@ -32,12 +33,13 @@ for name in string.gmatch(S.stages or '', '[^,]+') do
   lines[#lines + 1] = name
 end
 local function answer(word)
-  return {word, total('page.created') + total('page.replayed') + items_created, total('page.done'),
+  return {word, total('page.created') + total('page.replayed') + total('sitemap.created') + total('sitemap.replayed')
+    + items_created, total('page.done'),
     tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
 end
 if under_way > 0 then return answer('RUNNING') end
 local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed')
-local queued, parked = total('page.queued') + total('robots.queued'), 0
+local queued, parked = total('page.queued') + total('robots.queued') + total('sitemap.queued'), 0
 if left == 0 and queued > 0 then
   for _, key in ipairs(call('ZRANGE', P .. 'blocked', 0, 10000)) do
     parked = parked + (tonumber(call('HGET', P .. 'host:' .. key, 'queued')) or 0)

@@ -38,11 +38,11 @@ local rows = call('ZRANGE', P .. 'failing', '-inf', now - after_idle, 'BYSCORE',
 for i = 1, #rows, 2 do
   local key, h = rows[i], host(rows[i])
   -- The shorter limit is for a host that never answered, that failed while others did answer, or that takes connections
-  -- and hangs at the URLs which are left. Where all fell silent at once it is more likely our own network, and a crawl of
+  -- and hangs or refuses at the URLs which are left. Where all fell silent at once it is more likely our own network, and a crawl of
   -- one site must not be buried by five minutes of that.
   local since, most = tonumber(rows[i + 1]), after
   if since <= answered_at or (h.pages == 0 and h.robots ~= 'known')
-    or h.failing == 'timeout' or h.failing == 'disconnected' then
+    or h.failing == 'timeout' or h.failing == 'disconnected' or string.find(h.failing, '^http_') then
     most = after_idle
   end
   -- From its first failure to its last, not to now: while the crawl is paused or throttled nobody asks the host, and
@@ -77,7 +77,7 @@ while buried < limit do
         seed_ended(task)
       else
         seed_ended(task)
-        bury(line, key, tostring(level), task, h.given_up, 'no answer; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')
+        bury(line, key, tostring(level), task, h.given_up, 'no answer of use; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')
       end
       buried = buried + 1
     end

@@ -8,7 +8,7 @@
 --                          delay    ms, instead of the crawl's delay and the host's Crawl-delay
 --                          cap      fetches at a time
 --                          blocked  '1': nothing of it is dispatched, its tasks wait in its queue and do not hold the end
---                          chance   '1': forget that it failed or was given up (its dead letters stay where they are)
+--                          chance   '1': forget that it failed, refused or was given up (its dead letters stay where they are)
 --
 -- Returns {'OK'}    in force from the next dispatch on
 --         {'MANY'}  10,000 hosts are blocked already: a rule that keeps them out of the crawl is the better way; nothing

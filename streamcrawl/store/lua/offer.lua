@@ -1,16 +1,18 @@
 #!lua
--- offer.lua: offer a chunk of URLs to the frontier: seeds, or links of a page before its commit.
+-- offer.lua: offer a chunk of URLs to the frontier: seeds, or links of a page or a sitemap before its commit.
 --
 -- KEYS[1] state  hash     the crawl's state
 -- ARGV[1] epoch  str      the epoch the caller joined with
 -- ARGV[2] whose  str      'seeds'   waits at the bounds
 --                         'links'   of a page that lies in another shard: nothing of a page ever waits
 --                         entry id  the same, of a page of this shard: its entry is the fence
--- ARGV[3] links  msgpack  fingerprint, host key, level, rest, fingerprint, …: at most 250 links
+-- ARGV[3] links  msgpack  fingerprint, host key, level, rest, fingerprint, …: at most 250 links, none to only ask
+-- ARGV[4] waits  str      '1' for links of a sitemap, which can be had again: they wait (FULL) while half of the
+--                         frontier's bound is queued, so that what pages link to still finds room
 --
 -- Returns {'OK', new}       `new` of them were not known before and are queued
 --         {'LEASE_LOST'}    the fence entry is no longer pending
---         {'FULL', queued}  for seeds: the frontier is at its bound, nothing was written
+--         {'FULL', queued}  for seeds and sitemaps: the frontier is at its bound, nothing was written
 --         {'WAIT', seeds}   for seeds: so many of them are not ended yet, over the mark; nothing was written
 --         {'INVALID', n}    the n-th link is malformed, nothing was written
 --         {'GONE'}
@@ -38,6 +40,11 @@ end
 local _, links = pcall(cmsgpack.unpack, ARGV[3])
 local bad = bad_link(links)
 if bad > 0 then return {'INVALID', bad} end
+if ARGV[4] == '1' and S.frontier_max then
+  local queued = tonumber(call('HGET', P .. 'totals', 'page.queued')) or 0
+  -- By a lower mark to who only asks: what is read once there is room shall bring more than a few.
+  if queued >= tonumber(S.frontier_max) * (#links == 0 and 0.4 or 0.5) then return {'FULL', queued} end
+end
 local new = 0
 for i = 1, #links, 4 do
   if offer(links[i], links[i + 1], links[i + 2], links[i + 3]) then new = new + 1 end

@@ -20,40 +20,11 @@
 -- include _hosts
 -- include _items
 -- include _stream
+-- include _lease
 local stream, lease, limit = P .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local tick, hold, cut = 'reclaim_at:' .. ARGV[2], 'reclaim_hold:' .. ARGV[2], 'reclaim_cut:' .. ARGV[2]
-local fix = 'reclaim_fix:' .. ARGV[2]
-local kept = call('HMGET', KEYS[1], tick, hold, cut, fix)
-local last, held_until, fix_from = tonumber(kept[1]), tonumber(kept[2]) or 0, kept[4]
-call('HSET', KEYS[1], tick, wall)
-if last and wall < last then
-  fix_from = '-'
-  call('HSET', KEYS[1], fix, fix_from)
-end
-if fix_from then
-  -- The clock went back: rows stamped by the old one would look fresh until it is there again, an hour after their worker
-  -- died. A stamp in the future reads as idle 0, like one of just now, to which a new stamp does nothing.
-  local rows = redis.pcall('XPENDING', stream, 'workers', fix_from, '+', 1000)
-  local ids_of = {}
-  if rows.err then rows = {} end
-  for _, row in ipairs(rows) do
-    if row[3] == 0 then
-      ids_of[row[2]] = ids_of[row[2]] or {'XCLAIM', stream, 'workers', row[2], 0}
-      table.insert(ids_of[row[2]], row[1])
-    end
-  end
-  for _, query in pairs(ids_of) do
-    query[#query + 1] = 'IDLE' query[#query + 1] = 0 query[#query + 1] = 'JUSTID'
-    call(unpack(query))
-  end
-  if #rows == 1000 then call('HSET', KEYS[1], fix, '(' .. rows[1000][1]) else call('HDEL', KEYS[1], fix) end
-end
-if not last or wall - last > lease / 2 or wall < last then
-  -- Whoever is alive could not renew during that gap either: give everybody one whole lease to do it.
-  held_until = wall + lease
-  call('HSET', KEYS[1], hold, held_until)
-end
-if wall < held_until and held_until - wall <= lease then return {'HOLD', held_until - wall} end
+local cut = 'reclaim_cut:' .. ARGV[2]
+local held_ms = hold_ms(stream, ARGV[2], lease)
+if held_ms > 0 then return {'HOLD', held_ms} end
 
 local rows = redis.pcall('XPENDING', stream, 'workers', 'IDLE', lease, '-', '+', limit)
 if rows.err then
@@ -64,7 +35,7 @@ end
 local consumers, held = call('XINFO', 'CONSUMERS', stream, 'workers'), {}
 for _, row in ipairs(consumers) do held[row[2]] = row[4] end
 -- While more is left than one call takes, the last entry of a worker is not the only one it had in hand.
-local is_cut, was_cut = #rows == limit, kept[3] == '1'
+local is_cut, was_cut = #rows == limit, call('HGET', KEYS[1], cut) == '1'
 local back = 0
 for i = #rows, 1, -1 do
   local id, who = rows[i][1], rows[i][2]

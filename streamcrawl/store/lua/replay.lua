@@ -37,7 +37,7 @@ local function replayed(id, key, level, task)
   end
   local line = kind_of(f.task)
   if f.host ~= key or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or kind_of(task) ~= line
-    or not string.find(task, '^%[%d+,%d+,"%l+",.*%]$') or not string.find(level, line == 'page' and '^[1-3]$' or '^0$') then
+    or not string.find(task, '^%[%d+,%d+,"%l+",.*%]$') or not string.find(level, line == 'robots' and '^0$' or '^[1-3]$') then
     return 'INVALID'
   end
   leave_dead(id, f)

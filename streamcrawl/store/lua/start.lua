@@ -11,7 +11,8 @@
 --
 -- Returns {'START'}        fetch now; the next fetch of this host starts no sooner than its delay from now
 --         {'WAIT', ms}     ask again after that long
---         {'BACK', ms}     too long to wait: hand the task back; its host is not due before
+--         {'BACK', ms}     too long to wait, or the host's circuit is open and others have it in hand: hand the task back;
+--                          its host is not due before
 --         {'LEASE_LOST'}   the entry is no longer pending
 --         {'GONE'}
 -- Derives `host:<host>`, `schedule`, `stream:fetch`. Cost O(1). Repeat: after a lost START the host waits one delay more.
@@ -25,6 +26,12 @@ if ARGV[4] == 'late' then
   return {'START'}
 end
 local wait = math.max(h.start_due, h.blocked_until) - now
+if h.failing ~= '' and h.in_flight > 1 then
+  -- Its circuit opened since they were handed out together: dispatch hands out one of them, the probe.
+  h.due = math.max(h.due, now + wait)
+  settle()
+  return {'BACK', math.max(wait, 0)}
+end
 if wait > tonumber(ARGV[4]) then
   -- Otherwise the task would be dispatched, asked for and handed back over and over until then.
   h.due = math.max(h.due, now + wait)

@@ -1,0 +1,129 @@
+"""The stack of docker-compose.yml as it stands, with stand-ins for the images that would have to be pulled.
+
+All of it but Grafana, which has no package here; its dashboards are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.containers.conftest import Images
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+COMPOSE: Final = Path(sys.executable).with_name("docker-compose")
+PAGES: Final = 80
+HOSTS: Final = ("north.site", "south.site", "west.site")
+SERVICES: Final = ("redis", "site", "crawl", "fetch", "exporter", "prometheus")
+STOPPED: Final = 3
+
+
+class Stack:
+    """`docker compose` for one project of its own."""
+
+    def __init__(self, images: Images) -> None:
+        self._project = f"streamcrawl-{uuid4().hex[:8]}"
+        self._environment = {
+            **os.environ,
+            "STREAMCRAWL_IMAGE": images.streamcrawl,
+            "REDIS_IMAGE": images.redis,
+            "PROMETHEUS_IMAGE": images.prometheus,
+            "PROMETHEUS_PORT": "0",
+            "SITE_PAGES": str(PAGES),
+            "STREAMCRAWL_DELAY": "0.1s",
+        }
+
+    def __call__(self, *arguments: str, is_checked: bool = True) -> str:
+        files = ("-f", "docker-compose.yml", "-f", "tests/containers/internal.yml")
+        done = subprocess.run(
+            [str(COMPOSE), "-p", self._project, *files, *arguments],
+            cwd=REPOSITORY,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0 or not is_checked, f"docker compose {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def up(self, *arguments: str) -> None:
+        self("up", "-d", "--no-build", "--pull", "never", *arguments)
+
+    def status(self) -> dict[str, Any]:
+        """What the crawl is doing; empty while its container is not there to ask."""
+        out = self("exec", "-T", "crawl", "streamcrawl", "status", "sample", "--json", is_checked=False)
+        return dict(json.loads(out)) if out else {}
+
+    def pages(self) -> int:
+        return int(self.status().get("totals", {}).get("page.done", 0))
+
+    def fetching(self) -> int:
+        return sum(worker["role"] == "fetch" for worker in self.status().get("workers", []))
+
+    def exits(self, service: str) -> list[int]:
+        """Exit codes of its containers that have ended."""
+        rows = [json.loads(line) for line in self("ps", "-a", "--format", "json", service).splitlines()]
+        return [row["ExitCode"] for row in rows if row["State"] == "exited"]
+
+    def query(self, expr: str) -> str:
+        """Ask Prometheus; its answer as promtool prints it."""
+        address = "http://127.0.0.1:9090"
+        return self("exec", "-T", "prometheus", "promtool", "query", "instant", address, expr, is_checked=False).strip()
+
+
+@pytest.fixture
+def stack(images: Images) -> Iterator[Stack]:
+    stack = Stack(images)
+    yield stack
+    stack("down", "--volumes", "-t", "1")
+
+
+def wait_for(described: str, condition: Callable[[], Any], timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{described} did not happen within {timeout_s:g} s"
+        time.sleep(0.2)
+
+
+def test_the_stack_crawls_its_site_scales_and_goes_on_after_down_and_up(stack: Stack) -> None:
+    assert stack("config", "--quiet") == ""
+    stack.up(*SERVICES)
+    wait_for("some pages", lambda: stack.pages() > 20)
+
+    # Frozen, so that the crawl cannot be over before what is asked next has happened.
+    stack("pause", "site")
+    stack.up("--no-deps", "--no-recreate", "--scale", "fetch=3", "fetch")
+    wait_for("four containers that fetch", lambda: stack.fetching() == 4)
+    wait_for("Prometheus finds them", lambda: "4 @" in stack.query('sum(up{job="streamcrawl-workers"})'))
+    wait_for("and the exporter", lambda: "1 @" in stack.query("streamcrawl_redis_up"))
+    stack("unpause", "site")
+
+    stack("stop", "crawl", "fetch")
+    # Stopped in order within their grace period, not killed; what they had in hand is back.
+    assert (stack.exits("crawl"), stack.exits("fetch")) == ([STOPPED], [STOPPED] * 3)
+    stack("down")
+    stack.up(*SERVICES)
+    wait_for("the crawl is over", lambda: stack.exits("crawl") == [0])
+    wait_for("and its workers with it", lambda: stack.exits("fetch") == [0])
+
+    stack("run", "--rm", "--no-deps", "-T", "crawl", "audit", "sample")
+    records = stack("run", "--rm", "--no-deps", "-T", "--entrypoint", "cat", "crawl", "/data/sample.jsonl")
+    urls = Counter(json.loads(line)["url"] for line in records.splitlines())
+    assert max(urls.values()) == 1
+    expected = {f"http://{host}:8000{path}" for host in HOSTS for path in ["/", *(f"/page/{i}" for i in range(PAGES))]}
+    assert {url for url in urls if url.endswith("8000/") or "/page/" in url} == expected

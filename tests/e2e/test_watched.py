@@ -1,0 +1,305 @@
+"""A real Prometheus watches a real crawl: every panel, rule and alert gets data, and alerts fire and clear.
+
+The crawl cannot end while it is watched: each host has more pages than its delay lets anybody fetch in that time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from math import isnan
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psutil
+import pytest
+import yaml
+from redis import Redis
+
+from streamcrawl.errors import ExitCode
+from streamcrawl.store.keys import Keys
+from streamcrawl.work.janitor import MEMORY_MARK
+from tests.e2e.command import Command, Running
+from tests.prometheus_server import Prometheus
+from tests.redis_server import DURABLE, RedisServer, free_port
+from tests.site.model import SiteSpec
+from tests.site.server import SiteProcess
+from tests.unit.test_dashboards import RULES, expressions, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+NAME: Final = "watched"
+SITE: Final = SiteSpec(
+    hosts=4,
+    pages_per_host=5000,
+    links=6,
+    latency_ms=30,
+    flaky=0.1,
+    refusing_hosts=(4,),
+    robots="disallow:/private/a/b/",
+)
+SETTINGS: Final = {
+    "output": "pages.jsonl",
+    "delay": "50ms",
+    "concurrency": 1,
+    "lease": "3s",
+    "retry_base": "100ms",
+    "retry_max": "200ms",
+    "attempts_max": 3,
+    "host_give_up": "2s",
+    "path_depth_max": 3,
+    "sink_waiting_max": 100,
+}
+MEMORY: Final = "256mb"
+PATIENCE_S: Final = 60.0
+SHORTER: Final = (
+    (r"for: \d+m", "for: 1s"),
+    (r"interval: 15s", "interval: 500ms"),
+    (r"\[5m\]", "[5s]"),
+    (r"\[15m\]", "[6s]"),
+    (r"\[1h\]", "[8s]"),
+)
+LOWER: Final = {
+    "StreamcrawlPendingOld": ("> 900", "> 2"),
+    "StreamcrawlBacklog": ("> 600", "> 3"),
+    "StreamcrawlDeadLettersRising": ("> 10", "> 0"),
+    "StreamcrawlFetchErrors": ("> 0.5", "> 0.1"),
+    "StreamcrawlWorkersCrashing": ("> 3", "> 0"),
+    "StreamcrawlLeasesLost": ("> 50", "> 0"),
+    "StreamcrawlHeartbeatLate": ("> 15", "> 1.5"),
+    "StreamcrawlHostsGivenUp": ("> 20", "> 0"),
+}
+"""What cannot be waited for or is too much to stage: less of it does, in the same expression."""
+
+
+class Watched:
+    """A crawl with two supervisors, two exporters and a Prometheus that scrapes all of them."""
+
+    def __init__(self, folder: Path, rules: list[Path], site: SiteSpec = SITE) -> None:
+        self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY})
+        self.site = SiteProcess(site)
+        self.command = Command(folder / "here")
+        (self.command.folder / "settings.toml").write_text(
+            "".join(f"{key} = {value!r}\n" for key, value in SETTINGS.items())
+        )
+        ports = [free_port() for _ in range(4)]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        self.ports = [str(port) for port in ports]
+        self.prometheus = Prometheus(
+            folder / "prometheus",
+            {"streamcrawl-workers": addresses[:2], "streamcrawl-exporter": addresses[2:]},
+            rules,
+        )
+        self.since = 0.0
+
+    @contextmanager
+    def at_work(self) -> Iterator[Self]:
+        with ExitStack() as stack:
+            for server in (self.redis, self.site, self.prometheus):
+                stack.enter_context(server)
+            self.since = time.time()
+            place = ("--redis", self.redis.url)
+            seeds = [self.site.url(host, "/p/0") for host in range(1, self.site.site.spec.hosts + 1)]
+            seeds += [self.site.url(1, path) for path in ("/fault/reset", "/fault/status_500", "/private/a/b/0")]
+            options = ["--name", NAME, "--config", "settings.toml", "--metrics-port", self.ports[0]]
+            self.crawl = stack.enter_context(self.command.start("crawl", *seeds, *place, *options))
+            self.worker = stack.enter_context(
+                self.command.start("worker", NAME, *place, "--metrics-port", self.ports[1], "--concurrency", "8")
+            )
+            self.exporters = [
+                stack.enter_context(self.command.start("exporter", *place, "--port", port)) for port in self.ports[2:]
+            ]
+            yield self
+
+    def say(self, *words: str) -> None:
+        """Run a command of an operator."""
+        done = self.command.run(*words, "--redis", self.redis.url)
+        assert done.code == 0, done.err
+
+    def until(self, what: str, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}\n{self.crawl.err}"
+            time.sleep(0.1)
+
+    def has(self, expr: str) -> bool:
+        return bool(self.prometheus.instant(expr))
+
+    def fetching_child(self, of: Running) -> psutil.Process:
+        """Return the process of a supervisor that fetches."""
+        (found,) = [one for one in self.children("fetch") if of.process.pid in {parent.pid for parent in one.parents()}]
+        return found
+
+    def children(self, role: str) -> list[psutil.Process]:
+        """Return the processes that do this; of an output, whoever writes it now."""
+        status = json.loads(self.command.run("status", NAME, "--json", "--redis", self.redis.url).out)
+        return [psutil.Process(worker["pid"]) for worker in status["workers"] if worker["role"] == role]
+
+    def until_firing(self, *alerts: str) -> None:
+        self.until(f"{alerts} fire", lambda: set(alerts) <= self.prometheus.firing())
+
+    def until_clear(self, *alerts: str) -> None:
+        self.until(f"{alerts} are over", lambda: not set(alerts) & self.prometheus.firing())
+
+
+def filled(expr: str) -> str:
+    """Put in what Grafana would: all crawls, all stages, and four scrapes for a rate."""
+    values = {"$__rate_interval": "4s", "$crawl": ".*", "$stage": ".*"}
+    return re.sub(r"\$\w+", lambda found: values[found.group()], expr)
+
+
+def asked() -> list[tuple[str, str]]:
+    """Every query that has to find something while a crawl is well: of an alert, each metric it is made of."""
+    found: list[tuple[str, str]] = []
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    for where, expr in expressions():
+        names = re.findall(r"(?:\w+:)?streamcrawl_\w+(?::\w+)?", expr)
+        found += [(where, name) for name in names] if where in alerts else [(where, filled(expr))]
+    return found
+
+
+@pytest.mark.timeout(240)
+def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, RULES)
+    with watched.at_work():
+        prometheus = watched.prometheus
+        watched.until("pages of both supervisors", lambda: watched.has('streamcrawl_slots_busy{stage="fetch"} > 0'))
+
+        watched.say("pause", NAME)
+        watched.until("the pause is seen", lambda: watched.has('streamcrawl_throttled{reason="paused"} == 1'))
+        watched.say("resume", NAME)
+        watched.fetching_child(watched.worker).kill()
+        watched.until("the dead child is replaced", lambda: watched.has("streamcrawl_worker_restarts_total > 0"))
+
+        missing = asked()
+
+        def everything_is_there() -> bool:
+            missing[:] = [
+                (where, expr)
+                for where, expr in missing
+                if all(isnan(v) for one in prometheus.over(expr, since=watched.since) for v in one.values)
+            ]
+            return not missing
+
+        try:
+            watched.until("every query finds something", everything_is_there)
+        except AssertionError:
+            raise AssertionError("\n".join(f"{where}: {expr}" for where, expr in missing)) from None
+        assert prometheus.faults() == []
+
+
+def hurried_rules(folder: Path) -> list[Path]:
+    """Write the rules with all times in seconds and the limits of `LOWER`; return the files."""
+    folder.mkdir()
+    for path in RULES:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for rule in (rule for group in document["groups"] for rule in group["rules"]):
+            if rule.get("alert") in LOWER:
+                limit, lower = LOWER[rule["alert"]]
+                assert limit in rule["expr"], rule["alert"]
+                rule["expr"] = rule["expr"].replace(limit, lower)
+        text = yaml.safe_dump(document, sort_keys=False)
+        for slow, fast in SHORTER:
+            text = re.sub(slow, fast, text)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    return sorted(folder.iterdir())
+
+
+@contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(300)
+def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
+    """Not staged, and tested by promtool alone: a full frontier, which ends the crawl, and a disk that fails."""
+    watched = Watched(
+        tmp_path, hurried_rules(tmp_path / "rules"), SiteSpec(hosts=4, pages_per_host=5000, latency_ms=30)
+    )
+    with watched.at_work():
+        watched.until("pages are done", lambda: watched.has("sum(crawl_stage:streamcrawl_tasks_done:rate5m) > 0"))
+
+        watched.fetching_child(watched.worker).kill()
+        watched.until_firing("StreamcrawlWorkersCrashing")
+
+        with frozen(watched.site.pid):
+            watched.until_firing("StreamcrawlStalled", "StreamcrawlPendingOld")
+        watched.until_clear("StreamcrawlStalled", "StreamcrawlPendingOld")
+
+        with frozen(*(writer.pid for writer in watched.children("sink"))):
+            watched.until_firing("StreamcrawlSinkStalled", "StreamcrawlStageFull")
+        watched.until_clear("StreamcrawlSinkStalled", "StreamcrawlStageFull")
+
+        redis = Redis.from_url(watched.redis.url)
+        # Paused, or it would grow over the mark, where the crawl stops.
+        watched.say("pause", NAME)
+        redis.config_set("maxmemory", int(redis.info("memory")["used_memory"] / MEMORY_MARK / 0.95))
+        watched.until_firing("StreamcrawlRedisMemoryNearMark")
+        redis.config_set("maxmemory", MEMORY)
+        watched.until_clear("StreamcrawlRedisMemoryNearMark")
+        watched.say("resume", NAME)
+
+        redis.config_set("appendonly", "no")
+        redis.hincrby(Keys(NAME).totals, "page.done", 1)
+        watched.until_firing("StreamcrawlAofOff", "StreamcrawlAuditUnbalanced")
+        redis.config_set("appendonly", "yes")
+        redis.hincrby(Keys(NAME).totals, "page.done", -1)
+        watched.until_clear("StreamcrawlAofOff", "StreamcrawlAuditUnbalanced")
+
+        # Each a host of its own where nobody listens: a backlog while nobody fetches, and given up then.
+        port = free_port()
+        seeds = "".join(f"http://127.0.3.{n}:{port}/\n" for n in range(1, 201))
+        (watched.command.folder / "refusing.txt").write_text(seeds)
+        with frozen(watched.fetching_child(watched.crawl).pid, watched.fetching_child(watched.worker).pid):
+            watched.say("seed", NAME, "refusing.txt")
+            watched.until_firing("StreamcrawlBacklog")
+        unreachable = ("StreamcrawlFetchErrors", "StreamcrawlDeadLettersRising", "StreamcrawlHostsGivenUp")
+        watched.until_firing(*unreachable)
+
+        child = watched.fetching_child(watched.worker)
+
+        def stall_and_look() -> bool:
+            with frozen(child.pid):
+                time.sleep(1.5)  # the fault itself: how late every timer of the child then is
+            return "StreamcrawlLoopLag" in watched.prometheus.firing()
+
+        watched.until("StreamcrawlLoopLag fires", stall_and_look)
+
+        with frozen(watched.redis.pid):
+            watched.until_firing("StreamcrawlHeartbeatLate")
+        watched.redis.stop()
+        watched.until_firing("StreamcrawlRedisDown")
+        watched.redis.start()
+        watched.until_clear("StreamcrawlHeartbeatLate", "StreamcrawlRedisDown")
+
+        # A machine is lost: nobody is left who could hand back what it had. Frozen, all hosts have a page in somebody's
+        # hand, and the other supervisor has one slot.
+        machine = psutil.Process(watched.worker.process.pid)
+        with frozen(watched.site.pid):
+            watched.until("all hosts are asked", lambda: watched.has('streamcrawl_stream_pending{stage="fetch"} >= 4'))
+            for process in (machine, *machine.children(recursive=True)):
+                process.kill()
+        watched.until_firing("StreamcrawlLeasesLost")
+        watched.until("all of that is over", lambda: not watched.prometheus.firing())
+
+        redis.config_set("maxmemory", redis.info("memory")["used_memory"])
+        assert watched.crawl.wait().code == ExitCode.STOPPED
+        watched.until_firing("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
+        redis.config_set("maxmemory", MEMORY)
+        again = ("crawl", "--resume", "--name", NAME, "--redis", watched.redis.url, "--metrics-port", watched.ports[0])
+        with watched.command.start(*again):
+            watched.until_clear("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
+            for exporter in watched.exporters:
+                exporter.process.terminate()
+            watched.until_firing("StreamcrawlExporterMissing")

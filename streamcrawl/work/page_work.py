@@ -626,6 +626,7 @@ class PageWork:
                 on_sent=self._on_sent(entry, task),
                 into=walk.take,
             )
+            self._meters.add(BODY_BYTES, walk.size, task.kind.value)  # the answer lacks what was handed on
             await self._cookies.keep(jar, task.host, answer)
             return answer
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from streamcrawl.cli.running import Stored
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
+    from streamcrawl.store.shards import Shards
+    from streamcrawl.work.program import Program
     from streamcrawl.work.seeds import SeedLine
 
 SEEDS_FOR_SCOPE_MAX: Final = 10_000
@@ -127,3 +129,38 @@ async def seeds_state(scope: Scope, settings: Settings, stored: Stored | None) -
         if name in known and Network.PUBLIC not in {network_of(address) for address in known[name]}
     }
     return {**state, "resolved": inside} if inside else state
+
+
+def check_program(name: str, stored: Stored, *, is_program: bool) -> None:
+    """Raise ConfigError when a crawl was begun by a program and is now worked at without, or the other way round."""
+    if stored.app and not is_program:
+        raise ConfigError(
+            f"crawl {name!r} is of a program, without which its pages would go nowhere: streamcrawl run {stored.app}, "
+            f"or streamcrawl worker {stored.app}"
+        )
+    if is_program and not stored.app:
+        raise ConfigError(f"crawl {name!r} was begun without a program: give another --name, or --fresh to delete it")
+
+
+async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> None:
+    """Tell a crawl of the stages of a program; those it has already stay.
+
+    Raises:
+        ConfigError: items wait for a stage that the program has no more, in no version, so nobody would read them.
+    """
+    lines = [stage.line for stage in program.stages]
+    names = {stage.name for stage in program.stages}
+    for frontier in crawl:
+        known = await frontier.flow([], b"{}")
+        for line in known:
+            if line.partition("@")[0] in names:
+                continue
+            waiting = await frontier.items_left(line)
+            if waiting:
+                raise ConfigError(
+                    f"{waiting} items are left for stage {line!r}, which this program does not have: run the program "
+                    f"that has it until they are done (streamcrawl worker MODULE:ATTRIBUTE --stage {line}), or --fresh"
+                )
+    flow = program.flow(outputs)
+    for frontier in crawl:
+        await frontier.flow(lines, flow)

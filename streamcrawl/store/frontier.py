@@ -19,7 +19,7 @@ import msgspec
 from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
-from streamcrawl.rules.task import encode_rest
+from streamcrawl.rules.task import Kind, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from streamcrawl.rules.politeness import Refusal
-    from streamcrawl.rules.task import CrawlTask, Kind, Outcome
+    from streamcrawl.rules.task import CrawlTask, Outcome
 
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
@@ -59,20 +59,32 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("sink_max", "sink_waiting_max"),
     ("sink_max_bytes", "sink_max_bytes"),
     ("crashes_max", "crashes_max"),
+    ("stage_max", "stage_waiting_max"),
+    ("stage_bytes", "stage_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
-_DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes")
+_DIVIDED: Final = (
+    "frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes", "stage_waiting_max", "stage_max_bytes",
+)  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
 _STR32: Final = struct.Struct(">BI").pack
 """Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
+_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
+"""Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
 
 def sink_stream(sink: str) -> str:
     """Return a sink's stream, without the crawl's prefix."""
     return f"{FETCH_STREAM}:{sink}"
+
+
+def stage_stream(stage: str) -> str:
+    """Return the stream of a program's stage, without the crawl's prefix."""
+    return f"stream:{stage}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +110,8 @@ class Links:
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
         """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
         (`sitemap_fingerprint`), or the caller has it already."""
-        self.flat += (str(fingerprint(task.url) if fp is None else fp), task.host, task.level.value, encode_rest(task))
+        known = fingerprint(task.known_as) if fp is None else fp
+        self.flat += (str(known), task.host, task.level.value, encode_rest(task))
 
     def __len__(self) -> int:
         return len(self.flat) // 4
@@ -134,6 +147,8 @@ class Commit:
     """How long the request took, connecting included; 0 when that says nothing of what the host bears."""
     refusal: Refusal | None = None
     """Why the host's delay doubles."""
+    url: str = ""
+    """Of the page, for its items."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -152,6 +167,52 @@ class Commit:
                 self.server,
                 self.took_ms,
                 "" if self.refusal is None else self.refusal.value,
+                self.url,
+            )
+        )
+
+
+@dataclass(slots=True, init=False)
+class StageCommit(Commit):
+    """How one entry of a stage ends; `detail` by outcome as the header of stage_commit.lua lists it."""
+
+    def __init__(
+        self,
+        entry_id: str,
+        outcome: Outcome,
+        detail: Sequence[Any] = (),
+        *,
+        links: Links | None = None,
+        items: Sequence[str | bytes] = (),
+        left_out: Mapping[str, int] | None = None,
+        server: str = "",
+        host: str = "",
+    ) -> None:
+        """Describe the end; `host` is that of the page that the item comes from, for people."""
+        Commit.__init__(
+            self,
+            entry_id,
+            host,
+            Kind.PAGE,
+            outcome,
+            detail=detail,
+            links=links or Links(),
+            items=items,
+            left_out=left_out or {},
+            server=server,
+        )
+
+    def pack(self, since_end_ms: int | None = None) -> bytes:
+        """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
+        return _PACK(
+            (
+                self.entry_id,
+                self.outcome.value,
+                _as_text(self.detail),
+                _as_text(self.links.flat),
+                _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
+                self.server,
             )
         )
 
@@ -266,6 +327,38 @@ class Frontier:
         answer = await self._run("commit", self.epoch, worker, limit, *packed)
         words = [word.decode() for word in answer[1]]
         return Committed(words, Dispatched(answer[2], answer[3], answer[4].decode()))
+
+    async def stage_commit(
+        self, worker: str, stage: str, packed: Iterable[bytes], limit: int
+    ) -> tuple[list[str], frozenset[str]]:
+        """Commit packed `StageCommit`s of one stage, at most LINKS_PER_CALL links in all.
+
+        Returns:
+            DONE, LEASE_LOST, RESTARTED or INVALID for each, in order; and the streams that are over their mark.
+        """
+        answer = await self._run("stage_commit", self.epoch, worker, stage, limit, *packed)
+        return [word.decode() for word in answer[1]], _names(answer[2])
+
+    async def flow(self, stages: Sequence[str], flow: bytes) -> list[str]:
+        """Tell the shard of the stages of a program, each of which gets its stream; returns all that there are now.
+
+        Args:
+            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call}.
+        """
+        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow)
+        return [name for name in answer[1].decode().split(",") if name]
+
+    async def items_left(self, stage: str) -> int:
+        """Return how many items of a stage are neither done nor dead."""
+        with mapped_errors():
+            counts: Any = await self.client.hmget(self.keys.totals, [f"{stage}.streamed", f"{stage}.delayed"])
+        return sum(int(count or 0) for count in counts)
+
+    async def throttled(self) -> frozenset[str]:
+        """Return the streams that are over their mark."""
+        with mapped_errors():
+            value: Any = await self.client.hget(self.keys.state, "throttled")
+        return _names(value or b"")
 
     async def start(
         self, entry_id: str, host: str, *, wait_max_ms: int | Literal["late"], margin_ms: int
@@ -563,6 +656,19 @@ class Frontier:
             raise map_error(error) from error
         if chunk:
             yield chunk
+
+
+def _names(joined: bytes) -> frozenset[str]:
+    return frozenset(name for name in joined.decode().split(",") if name)
+
+
+def check_stage(line: str) -> None:
+    """Raise ConfigError for the name of a stage, with its version, that cannot be."""
+    if not _STAGE.match(line):
+        raise ConfigError(
+            f"stage name {line!r} will not do: use small letters, digits and underscores, and none of "
+            f"{', '.join(sorted(_TAKEN))}"
+        )
 
 
 def script_values(settings: Settings) -> list[str]:

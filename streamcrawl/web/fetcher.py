@@ -225,8 +225,10 @@ class Fetcher:
         jar: Jar | None = None,
         on_sent: Callable[[], None] | None = None,
         into: Callable[[bytes], Awaitable[bool]] | None = None,
+        method: str = "GET",
+        data: str = "",
     ) -> Answer:
-        """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
+        """Ask for a canonical http(s) URL and return the answer, of whatever status, with its whole body.
 
         Args:
             url: Goes on the wire byte for byte. Credentials in it are left out.
@@ -238,6 +240,7 @@ class Fetcher:
             on_sent: Called when the request goes out, after DNS and connecting.
             into: Takes the decoded body of an answer of 200 piece by piece, which `Answer.body` then lacks; True from
                 it closes the connection. What it raises passes. Of another answer the body is as always.
+            method, data: What else than a GET is asked, and its body.
 
         Raises:
             BlockedAddress: the host is where this crawl must not connect to.
@@ -280,8 +283,10 @@ class Fetcher:
         while True:
             try:
                 with routed(proxy):
-                    response = await session.get(
+                    response = await session.request(
+                        method,
                         target,
+                        data=data.encode() if data else None,
                         headers=headers,
                         timeout=self._timeout,
                         ssl=not self._settings.insecure,

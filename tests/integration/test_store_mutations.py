@@ -101,7 +101,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the offset": ("sink_commit", "(tonumber(have[2]) or 0) ~= tonumber(ARGV[4])", "false", "a wrong offset"),
     "the writer": ("sink_commit", "if have[1] ~= ARGV[3] then return {'REPLACED'} end", "", "a writer replaced"),
     "all or nothing": ("sink_commit", "if #lost > 0 then return", "if false then return", "one lost record"),
-    "the low mark": ("sink_commit", "* 0.2)", "* 0.9)", "the marks"),
+    "the low mark": ("_items", "mark * 0.2", "mark * 0.9", "the marks"),
     "the host of an entry": ("commit", "entry[2][2] == c[2] and", "", "broken commits"),
     "the length of an id": ("_common", "and #ms <= 19 and #seq <= 19", "", "broken commits"),
     "the failing host's time": (

@@ -22,8 +22,8 @@
 -- Derives `offsets`, `stream:fetch:<sink>`, `totals`. Repeat: says OFFSET_MISMATCH with the new offset, or LEASE_LOST
 -- when expected = offset; the caller compares the stored offset with its own before it truncates.
 -- include _state
+-- include _items
 -- include _process
--- include _sinks
 local sink, stream = ARGV[2], P .. 'stream:fetch:' .. ARGV[2]
 local have = call('HMGET', P .. 'offsets', sink .. ':writer', sink .. ':offset')
 if have[1] ~= ARGV[3] then return {'REPLACED'} end
@@ -48,9 +48,6 @@ local bytes = bytes_in(sink)
 -- What was deleted by hand, or written by a worker that counts no bytes, is forgotten once the stream is empty.
 local left = call('XLEN', stream) == 0 and 0 or math.max(0, bytes - tonumber(ARGV[9]))
 count(sink .. '.bytes', left - bytes)
-if S.throttled == sink and fullness(stream, sink) < 0.2 then
-  call('HDEL', KEYS[1], 'throttled', 'throttled_at')
-  let_go('full:' .. sink)
-end
+if S.throttled and S.throttled ~= '' then watch_marks({sink}) end
 flush_counts()
 return {'DONE'}

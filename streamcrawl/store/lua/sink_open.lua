@@ -16,8 +16,8 @@
 -- Derives `offsets`, `workers`, `stream:fetch:<sink>`. Repeat: harmless, the same consumer keeps its writer epoch.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
--- include _sinks
 local sink, me, stream = ARGV[2], ARGV[3], P .. 'stream:fetch:' .. ARGV[2]
 local have = call('HMGET', P .. 'offsets', sink .. ':owner', sink .. ':writer', sink .. ':offset', sink .. ':part')
 local writer = tonumber(have[2]) or 0

@@ -125,7 +125,8 @@ class CrawlLook:
 
     def left(self, stage: StageStatus) -> int:
         """Return what a stage has to do in all, now or later."""
-        later = self.status.page("queued") + self.status.page("delayed") if stage.stage == FETCH else 0
+        status = self.status
+        later = status.queued + status.page("delayed") + status.sitemap("delayed") if stage.stage == FETCH else 0
         return stage.waiting + stage.pending + later
 
     def consumers(self, stage: StageStatus) -> list[WorkerStatus]:
@@ -404,11 +405,18 @@ def _of_crawls(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
             if value is not None:
                 made.add_metric([crawl.status.name], value)
         yield made
-    left_out = counter("links_left_out", "Links of pages that were taken for traps", ["crawl", "reason"])
-    for crawl in crawls:
-        for reason, count in crawl.status.links_left_out().items():
-            left_out.add_metric([crawl.status.name, reason], count)
-    yield left_out
+    reasons: tuple[tuple[str, str, Callable[[Status], Mapping[str, int]]], ...] = (
+        ("links_left_out", "Links of pages that were taken for traps", lambda status: status.links_left_out()),
+        ("host_refusals", "Times that a host said or showed that it is too much", lambda status: status.refusals()),
+        ("sitemaps_flawed", "Sitemaps with which something was wrong", lambda status: status.sitemaps_flawed()),
+        ("tasks_waited", "Times that a task was sent back to wait", lambda status: status.by_reason("waited")),
+    )
+    for name, help_, counts in reasons:
+        counted = counter(name, help_, ["crawl", "reason"])
+        for crawl in crawls:
+            for reason, count in counts(crawl.status).items():
+                counted.add_metric([crawl.status.name, reason], count)
+        yield counted
 
 
 def _of_stages(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:

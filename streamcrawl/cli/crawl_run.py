@@ -13,7 +13,6 @@ import re
 import shlex
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,11 +20,11 @@ import msgspec
 from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
-    SUFFIX,
+    check_databases,
     check_memory,
-    check_output,
+    check_outputs,
     merged_scope,
-    new_sink,
+    new_sinks,
     seeds_state,
     settings_of_new_crawl,
 )
@@ -38,7 +37,7 @@ from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
-from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.sinks.targets import DEFAULT_ENDING, delete_files, read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
@@ -77,7 +76,7 @@ class CrawlOptions:
     urls: tuple[str, ...] = ()
     """Seeds, sitemaps among them in the form of a line of a file (`sitemap_seed`)."""
     seeds: str | None = None
-    output: str | None = None
+    outputs: tuple[str, ...] = ()
     name: str | None = None
     redis_url: str | None = None
     is_fresh: bool = False
@@ -94,7 +93,7 @@ class CrawlOptions:
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
-        own = {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own = {name: options[name] for name in ("seeds", "outputs", "name", "redis_url", "is_json", "is_quiet")}
         own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
@@ -140,7 +139,7 @@ def _check(options: CrawlOptions) -> None:
             "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or --resume "
             "to go on)"
         )
-    check_output(options.output)
+    check_outputs(options.outputs)
 
 
 class _Crawl(Running):
@@ -174,7 +173,7 @@ class _Crawl(Running):
             if options.is_resume:
                 raise self._nothing_to_resume()
             if not options.is_fresh:
-                self._sinks(None, is_new=True)
+                await check_databases(self._sinks(None, settings, is_new=True))
         async with (
             self.watched(settings),
             crawl_store(
@@ -185,14 +184,14 @@ class _Crawl(Running):
                 log=self.tell,
             ) as store,
         ):
-            return await self._run_in(store, head, lines)
+            return await self._run_in(store, head, lines, settings)
 
-    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
+    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines, given: Settings) -> ExitCode:
         options, client = self._options, store.client
         state = await read_state(client, self._name)
         stored = read_stored(state)
         if options.is_fresh:
-            await self._delete(client, state, stored)
+            await self._delete(client, state, stored, given)
             state, stored = {}, None
         is_new = "epoch" not in state
         if options.is_resume:
@@ -201,7 +200,9 @@ class _Crawl(Running):
             if stored is None:
                 # Killed between its opening and the storing of its seeds: without them it would end as complete.
                 raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
-        sinks = self._sinks(stored, is_new=is_new)
+        sinks = self._sinks(stored, given, is_new=is_new)
+        if is_new:
+            await check_databases(sinks)
         crawl, settings, version = await self._open(store, state, sinks)
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
@@ -354,25 +355,25 @@ class _Crawl(Running):
     def _resume_command(self) -> str:
         return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self._name, *self._options.place])
 
-    def _sinks(self, stored: Stored | None, *, is_new: bool) -> list[SinkSpec]:
+    def _sinks(self, stored: Stored | None, settings: Settings, *, is_new: bool) -> list[SinkSpec]:
         """Return where the records go: what is given, else what the crawl has, else NAME.jsonl."""
-        given = self._options.output
-        if stored is not None and not is_new:
-            sinks = [SinkSpec(sink, path) for sink, path in stored.sinks.items()]
-            paths = [sink.path for sink in sinks]
-            if given is not None and paths != [_absolute(given)]:
-                raise ConfigError(
-                    f"crawl {self._name!r} writes to {', '.join(paths)}: give the same -o or none, another --name, "
-                    "or --fresh to delete it and begin again"
-                )
-            return sinks
-        return [new_sink(given, self._name, is_new=is_new)]
+        given = self._options.outputs
+        if stored is None or is_new:
+            return new_sinks(given, self._name, settings, is_new=is_new)
+        places = list(stored.sinks.values())
+        targets = [read_target(one) for one in given or places]
+        if {target.place for target in targets} != set(places):
+            raise ConfigError(
+                f"crawl {self._name!r} writes to {', '.join(places)}: give the same -o or none, another --name, "
+                "or --fresh to delete it and begin again"
+            )
+        urls = {target.place: target.url for target in targets}
+        return [SinkSpec(sink, place, urls[place]) for sink, place in stored.sinks.items()]
 
-    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
-        """Delete a crawl and its output, and say what that was."""
-        paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        paths[_absolute(self._options.output or self._name + SUFFIX)] = None
-        files = [path for path in map(Path, paths) if path.is_file()]
+    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None, settings: Settings) -> None:
+        """Delete a crawl and its output files, and say what that was."""
+        places = [*(stored.sinks.values() if stored is not None else ())]
+        places += self._options.outputs or [self._name + DEFAULT_ENDING]
         if "epoch" in state:
             status = await read_status(client, self._name)
             self.tell(
@@ -381,10 +382,12 @@ class _Crawl(Running):
             )
             # The crawl first: workers of it that are still alive elsewhere then stop and let their file go.
             await delete_crawl(client, self._name)
-        for path in files:
-            self.tell(f"fresh: deleting {path} ({counted(path.stat().st_size, 'byte')})")
-            with await asyncio.to_thread(JsonlFile, path):
-                path.unlink()
+        # As the deleted crawl called its files, and as the new one will.
+        its_own = make_settings(self._name, identity_in(state.get("identity")))
+        for place in dict.fromkeys(read_target(one).place for one in places):
+            for how in (its_own, settings):
+                for path, size in await asyncio.to_thread(delete_files, read_target(place), how):
+                    self.tell(f"fresh: deleting {path} ({counted(size, 'byte')})")
 
     async def _join(self, store: Store, crawl: Shards, sinks: Sequence[SinkSpec], settings: Settings) -> int:
         """Take a crawl over that is there already: alone on an embedded server, beside others elsewhere.

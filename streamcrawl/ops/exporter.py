@@ -24,6 +24,7 @@ from streamcrawl.ops.metrics import counter, gauge
 from streamcrawl.ops.probes import healthy, unanswered
 from streamcrawl.ops.serving import Reply, exposition
 from streamcrawl.ops.status import STOPS, read_status
+from streamcrawl.rules.sitemaps import Listed
 from streamcrawl.rules.task import DropReason, Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.store.connection import mapped_errors
@@ -58,7 +59,7 @@ HISTORY_S: Final = 300.0
 TARGET_DEFAULT_S: Final = 60.0
 """How long a backlog may take, when an autoscaler does not say it."""
 _OURS: Final = frozenset(
-    {*(reason.value for reason in (*DropReason, *LeftOut)), *fetch_error_kinds()}
+    {*(reason.value for reason in (*DropReason, *LeftOut, *Listed)), *fetch_error_kinds()}
     | {"codec", "crashed", "handler", "internal", "retry", "host_unreachable", "robots_unreachable"}
     | {"purged", "replayed", "old_copy", *(f"http_{status}" for status in (408, 425, 429, *range(500, 600)))}
 )
@@ -124,7 +125,8 @@ class CrawlLook:
 
     def left(self, stage: StageStatus) -> int:
         """Return what a stage has to do in all, now or later."""
-        later = self.status.page("queued") + self.status.page("delayed") if stage.stage == FETCH else 0
+        status = self.status
+        later = status.queued + status.page("delayed") + status.sitemap("delayed") if stage.stage == FETCH else 0
         return stage.waiting + stage.pending + later
 
     def consumers(self, stage: StageStatus) -> list[WorkerStatus]:
@@ -403,11 +405,18 @@ def _of_crawls(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
             if value is not None:
                 made.add_metric([crawl.status.name], value)
         yield made
-    left_out = counter("links_left_out", "Links of pages that were taken for traps", ["crawl", "reason"])
-    for crawl in crawls:
-        for reason, count in crawl.status.links_left_out().items():
-            left_out.add_metric([crawl.status.name, reason], count)
-    yield left_out
+    reasons: tuple[tuple[str, str, Callable[[Status], Mapping[str, int]]], ...] = (
+        ("links_left_out", "Links of pages that were taken for traps", lambda status: status.links_left_out()),
+        ("host_refusals", "Times that a host said or showed that it is too much", lambda status: status.refusals()),
+        ("sitemaps_flawed", "Sitemaps with which something was wrong", lambda status: status.sitemaps_flawed()),
+        ("tasks_waited", "Times that a task was sent back to wait", lambda status: status.by_reason("waited")),
+    )
+    for name, help_, counts in reasons:
+        counted = counter(name, help_, ["crawl", "reason"])
+        for crawl in crawls:
+            for reason, count in counts(crawl.status).items():
+                counted.add_metric([crawl.status.name, reason], count)
+        yield counted
 
 
 def _of_stages(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:

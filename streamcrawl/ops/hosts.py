@@ -459,10 +459,11 @@ def host_lines(page: HostPage) -> list[str]:
     """Return a host as lines of plain text."""
     fields, state = page.fields, page.state
     queued = ", ".join(f"{count:,} {name}" for name, count in page.queued.items() if count) or "0"
+    set_for_it = " (set for it)" if fields.cap and not fields.failing else ""
     rows = [
         ("standing", page.standing()),
         ("queued", queued),
-        ("under way", f"{len(page.in_flight)} of {page.cap} at a time" + (" (set for it)" if fields.cap else "")),
+        ("under way", f"{len(page.in_flight)} of {page.cap} at a time{set_for_it}"),
         *(
             ("", f"{one.entry_id} in the hands of {one.consumer} for {span(one.idle_ms)}" if one.consumer
              else f"{one.entry_id} waits to be read")

@@ -47,6 +47,7 @@ from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_
 from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
+from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
@@ -174,7 +175,9 @@ class PageWork:
         self._fetcher = fetcher
         self._board = board
         self._meters = board.meters
-        self._sinks = sinks
+        self._sinks = [sink for sink in sinks if not is_archive(sink)]
+        self._archives = [sink for sink in sinks if is_archive(sink)]
+        """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
         self._form = Canonicalizer.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
@@ -368,12 +371,15 @@ class PageWork:
     ) -> Ending:
         response: Response | None = None
         circle: str | None = None
+        wire: list[Exchange] = []
 
         async def fetch(url: str) -> Answer:
             answer = await self._fetch(
                 task.kind, url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
             )
             await self._cookies.keep(jar, task.host, answer)
+            if answer.exchange is not None:
+                wire.append(answer.exchange)
             return answer
 
         def refresh(answer: Answer, hops: list[str]) -> str | None:
@@ -385,9 +391,18 @@ class PageWork:
         found = await self._follow(entry, task, index, rules, fetch, refresh)
         self.addresses.give_back(lease)  # a handler may take minutes
         if isinstance(found, Ending):
-            return found
+            return self._archived(found, wire)
         assert response is not None
-        return await self._answered(entry, task, index, found[0], response, found[1], circle)
+        ending = await self._answered(entry, task, index, found[0], response, found[1], circle)
+        return self._archived(ending, wire)
+
+    def _archived(self, ending: Ending, wire: list[Exchange]) -> Ending:
+        """Give the archives what a page or a redirect is made of; another try of it would bring its own."""
+        commit = ending.commit
+        if commit is not None and wire and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED, Outcome.DROPPED):
+            item = encode_exchanges(wire)
+            commit.items = [*commit.items, *(part for sink in self._archives for part in (sink, item))]
+        return ending
 
     async def _follow(
         self,
@@ -647,6 +662,7 @@ class PageWork:
                 on_sent=self._on_sent(entry, task),
                 into=walk.take,
             )
+            self._meters.add(BODY_BYTES, walk.size, task.kind.value)  # the answer lacks what was handed on
             await self._cookies.keep(jar, task.host, answer)
             return answer
 

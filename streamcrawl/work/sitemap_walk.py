@@ -128,6 +128,8 @@ class SitemapWalk:
         self._since_turn = 0
         self._links: dict[int, tuple[Links, list[str]]] = {}
         """By shard: what waits to be offered, and by what it is remembered then."""
+        self.size = 0
+        """Bytes of the body so far."""
         self.entries = 0
         self.left_out: Counter[str] = Counter()
         self.server = ""
@@ -152,6 +154,7 @@ class SitemapWalk:
             NoRoom: the frontier is full; what was taken before is in it.
             LeaseLost: the entry was taken back.
         """
+        self.size += len(piece)
         if self._start is not None:
             piece, self._start = self._start + piece, None
             if len(piece) < len(_GZIP):

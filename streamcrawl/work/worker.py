@@ -14,6 +14,7 @@ from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -71,7 +72,9 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log) as fetcher:
+    is_archiving = any(map(is_archive, spec.sinks))
+    inside = Inside.of_state(spec.scope)
+    async with Fetcher(settings, inside=inside, is_archiving=is_archiving, log=child.log) as fetcher:
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),

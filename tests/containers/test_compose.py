@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 COMPOSE: Final = Path(sys.executable).with_name("docker-compose")
-PAGES: Final = 80
+PAGES: Final = 60
 HOSTS: Final = ("north.site", "south.site", "west.site")
 SERVICES: Final = ("redis", "site", "crawl", "fetch", "exporter", "prometheus")
 INTERNAL: Final = "tests/containers/internal.yml"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streamcrawl.ops.hosts import DelayReason, host_page
 from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Outcome, encode_task
+from streamcrawl.settings import Settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.shards import delete_crawl, join_crawl
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, again, fast, urls
@@ -216,6 +217,8 @@ async def test_settings_hold_from_the_next_answer_on(open_lab: OpenLab) -> None:
 
 async def test_state_of_an_older_crawl_means_the_defaults(open_lab: OpenLab) -> None:
     lab = await open_lab(**POLITE)
+    default = Settings(name="any")
+    assert (default.delay_factor, default.delay_max_ms) == (2, 60_000)  # as _state.lua has them
     await lab.client.hdel(lab.keys.state, "delay_factor", "delay_max_ms")
     await lab.offer(*urls("a.test", 60))
     assert (await play(lab, [4000]))[1] == FLOOR_MS + (8000 - FLOOR_MS) // 8

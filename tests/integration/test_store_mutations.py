@@ -92,9 +92,9 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the clock's jump": ("_state", "if step > 0 and step <= 5000 then", "if step > 0 then", "a clock that jumps"),
     "the clock's way back": ("_state", "if step > 0 and step <= 5000 then", "if step <= 5000 then", "crawl time"),
     "the hold": (
-        "reclaim",
-        "if wall < held_until and held_until - wall <= lease then",
-        "if false then",
+        "_lease",
+        "return (wall < held_until and held_until - wall <= lease) and held_until - wall or 0",
+        "return 0",
         "reclaim HOLD",
     ),
     "the lease": ("reclaim", "'IDLE', lease,", "'IDLE', 0,", "stalled behind renewed"),
@@ -103,7 +103,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "all or nothing": ("sink_commit", "if #lost > 0 then return", "if false then return", "one lost record"),
     "the low mark": ("sink_commit", "* 0.2)", "* 0.9)", "the marks"),
     "the host of an entry": ("commit", "entry[2][2] == c[2] and", "", "broken commits"),
-    "the length of an id": ("_state", "and #ms <= 19 and #seq <= 19", "", "broken commits"),
+    "the length of an id": ("_common", "and #ms <= 19 and #seq <= 19", "", "broken commits"),
     "the failing host's time": (
         "give_up",
         "elseif h.failed_at - since >= most then",

@@ -94,6 +94,7 @@ async def test_upgrade_says_in_the_state_what_schema_2_says_and_touches_nothing_
     del was[feeder]
     assert state == was | {"schema": "2", "upgraded_from": "1", "version": "1"} | {
         "seeds_max": "2000000",
+        "sink_max_bytes": "64000000",
         "delay_factor": "2",
         "delay_max_ms": "60000",
     }

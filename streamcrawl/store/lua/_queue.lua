@@ -55,7 +55,7 @@ local function enter(level, f)
   end
 end
 local function delay(level, f, ms, unique)
-  local due = string.format('%.0f', now + ms)
+  local due = string.format('%.0f', now + ms + 1)   -- `now` is rounded down: never a moment too early
   call('ZADD', DELAYED, due, table.concat({level, f.attempts, f.crashes, f.put_ms or wall, unique, f.item}, ' '))
 end
 local function bury(level, f, reason, error)

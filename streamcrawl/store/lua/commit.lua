@@ -49,6 +49,7 @@
 -- include _links
 -- include _dispatch
 -- include _process
+-- include _sinks
 -- Up to 1e12 (31 years in ms): beyond, sums leave what a double, ZADD and PX hold, and infinity is a whole number too.
 local function is_int(value)
   return type(value) == 'number' and value >= 0 and value <= 1e12 and value == math.floor(value)
@@ -227,15 +228,16 @@ for n = 4, #ARGV do
       call('XADD', P .. 'stream:fetch:' .. items[i], '*', 'item', items[i + 1])
       count(items[i] .. '.created', 1)
       count(items[i] .. '.streamed', 1)
+      count(items[i] .. '.bytes', #items[i + 1])
       touched[items[i]] = true
     end
     words[#words + 1] = 'DONE'
   end
 end
--- Hysteresis: set above 80 % of the mark here, cleared under 20 % by sink_commit, so that it does not flutter.
-if S.sink_max and (not S.throttled or S.throttled == '') then
+-- Hysteresis: set above 80 % of a mark here, cleared under 20 % by sink_commit, so that it does not flutter.
+if not S.throttled or S.throttled == '' then
   for sink in pairs(touched) do
-    if waiting_in(P .. 'stream:fetch:' .. sink) > tonumber(S.sink_max) * 0.8 then
+    if fullness(P .. 'stream:fetch:' .. sink, sink) > 0.8 then
       S.throttled = sink
       call('HSET', KEYS[1], 'throttled', sink, 'throttled_at', wall)
       hold('full:' .. sink)

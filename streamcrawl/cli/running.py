@@ -239,7 +239,8 @@ class Running:
                 self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:
-                read_target(sink.path)  # what it needs is installed, or this ends now, in one line
+                if sink.path:
+                    read_target(sink.path)  # what it needs is installed, or this ends now, in one line
                 found.append(sink)
         return found
 

@@ -188,6 +188,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_max_bytes: int | None = None
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
+    sink_max_bytes: int = 64_000_000
+    """The same of their bytes: those of an archive hold whole bodies, compressed."""
+
+    # -- outputs
+    rotate_size_bytes: int | None = None
+    """Files of an output are finished when they have so many bytes, and another one is begun."""
+    rotate_every_ms: int | None = None
+    """The same when the first record of one is that old."""
     stage_waiting_max: int = 1000
     """Items waiting in the stream of a program's stage above 80 % of which what feeds it stops, until under 20 %. Never
     less than two batches, or two rounds of its live slots."""
@@ -301,6 +309,12 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
     "memory_max_bytes": (_TUNABLE, "compared at every look at the memory"),
     "sink_waiting_max": (_TUNABLE, "compared at every commit"),
+    "sink_max_bytes": (_TUNABLE, "compared at every commit"),
+    "rotate_size_bytes": (
+        _IDENTITY,
+        "the names of the files are made by it, and how far they are written is counted by them",
+    ),
+    "rotate_every_ms": (_IDENTITY, "as the size is: the two together decide what the files are called"),
     "stage_waiting_max": (_TUNABLE, "compared at every commit"),
     "stage_max_bytes": (_TUNABLE, "compared at every commit"),
 }
@@ -736,6 +750,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
+    "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
     "stage_waiting_max": 1, "stage_max_bytes": 1,
 }  # fmt: skip
 

@@ -14,7 +14,6 @@ import shlex
 import socket
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -22,12 +21,12 @@ import msgspec
 from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
-    SUFFIX,
+    check_databases,
     check_memory,
-    check_output,
+    check_outputs,
     check_program,
     merged_scope,
-    new_sink,
+    new_sinks,
     seeds_state,
     settings_of_new_crawl,
     tell_flow,
@@ -41,7 +40,7 @@ from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
-from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.sinks.targets import DEFAULT_ENDING, delete_files, read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
@@ -86,7 +85,7 @@ class CrawlOptions:
     app: str = ""
     """`module:attribute` of a program; '' for a plain crawl."""
     seeds: str | None = None
-    output: str | None = None
+    outputs: tuple[str, ...] = ()
     name: str | None = None
     redis_url: str | None = None
     is_fresh: bool = False
@@ -104,7 +103,7 @@ class CrawlOptions:
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
         own: dict[str, Any] = {
-            name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")
+            name: options[name] for name in ("seeds", "outputs", "name", "redis_url", "is_json", "is_quiet")
         }
         own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
@@ -177,7 +176,7 @@ def _check(options: CrawlOptions) -> None:
             else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or "
             "--resume to go on)"
         )
-    check_output(options.output)
+    check_outputs(options.outputs)
 
 
 class _Crawl(Running):
@@ -212,7 +211,7 @@ class _Crawl(Running):
             if options.is_resume:
                 raise self._nothing_to_resume()
             if not options.is_fresh:
-                self._sinks(None, is_new=True)
+                await check_databases(self._sinks(None, settings, is_new=True))
         async with (
             self.watched(settings),
             crawl_store(
@@ -223,14 +222,14 @@ class _Crawl(Running):
                 log=self.tell,
             ) as store,
         ):
-            return await self._run_in(store, head, lines)
+            return await self._run_in(store, head, lines, settings)
 
-    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
+    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines, given: Settings) -> ExitCode:
         options, client = self._options, store.client
         state = await read_state(client, self._name)
         stored = read_stored(state)
         if options.is_fresh:
-            await self._delete(client, state, stored)
+            await self._delete(client, state, stored, given)
             state, stored = {}, None
         is_new = "epoch" not in state
         if options.is_resume:
@@ -241,7 +240,9 @@ class _Crawl(Running):
                 raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
         if stored is not None:
             check_program(self._name, stored, is_program=self._program is not None)
-        sinks = self._sinks(stored, is_new=is_new)
+        sinks = self._sinks(stored, given, is_new=is_new)
+        if is_new:
+            await check_databases(sinks)
         crawl, settings, version = await self._open(store, state, sinks)
         if self._program is not None:
             await tell_flow(crawl, self._program, [sink.name for sink in sinks])
@@ -404,33 +405,32 @@ class _Crawl(Running):
             return shlex.join(["streamcrawl", "run", self._options.app, "--resume", *name, *self._options.place])
         return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self._name, *self._options.place])
 
-    def _sinks(self, stored: Stored | None, *, is_new: bool) -> list[SinkSpec]:
+    def _sinks(self, stored: Stored | None, settings: Settings, *, is_new: bool) -> list[SinkSpec]:
         """Return where the records go: what is given, else what the crawl has, else NAME.jsonl."""
-        given = self._options.output
-        if stored is not None and not is_new:
-            sinks = [SinkSpec(sink, path) for sink, path in stored.sinks.items()]
-            paths = [sink.path for sink in sinks]
-            if given is not None and paths != [_absolute(given)]:
-                raise ConfigError(
-                    f"crawl {self._name!r} writes to {', '.join(paths)}: give the same -o or none, another --name, "
-                    "or --fresh to delete it and begin again"
-                )
-            return sinks
-        if given is None and self._has_sinks:
-            return []
-        return [new_sink(given, self._name, is_new=is_new)]
+        given = self._options.outputs
+        if stored is None or is_new:
+            if not given and self._has_sinks:
+                return []
+            return new_sinks(given, self._name, settings, is_new=is_new)
+        places = list(stored.sinks.values())
+        targets = [read_target(one) for one in given or places]
+        if {target.place for target in targets} != set(places):
+            raise ConfigError(
+                f"crawl {self._name!r} writes to {', '.join(places) or 'no file'}: give the same -o or none, another "
+                "--name, or --fresh to delete it and begin again"
+            )
+        urls = {target.place: target.url for target in targets}
+        return [SinkSpec(sink, place, urls[place]) for sink, place in stored.sinks.items()]
 
     @property
     def _has_sinks(self) -> bool:
         """Whether a program has sinks of its own, so that no file is written unless one is named."""
         return self._program is not None and any(stage.is_sink for stage in self._program.stages)
 
-    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
-        """Delete a crawl and its output, and say what that was."""
-        paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        if self._options.output or not self._has_sinks:
-            paths[_absolute(self._options.output or self._name + SUFFIX)] = None
-        files = [path for path in map(Path, paths) if path.is_file()]
+    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None, settings: Settings) -> None:
+        """Delete a crawl and its output files, and say what that was."""
+        places = [*(stored.sinks.values() if stored is not None else ())]
+        places += self._options.outputs or ([] if self._has_sinks else [self._name + DEFAULT_ENDING])
         if "epoch" in state:
             status = await read_status(client, self._name)
             self.tell(
@@ -439,10 +439,12 @@ class _Crawl(Running):
             )
             # The crawl first: workers of it that are still alive elsewhere then stop and let their file go.
             await delete_crawl(client, self._name)
-        for path in files:
-            self.tell(f"fresh: deleting {path} ({counted(path.stat().st_size, 'byte')})")
-            with await asyncio.to_thread(JsonlFile, path):
-                path.unlink()
+        # As the deleted crawl called its files, and as the new one will.
+        its_own = make_settings(self._name, identity_in(state.get("identity")))
+        for place in dict.fromkeys(read_target(one).place for one in places):
+            for how in (its_own, settings):
+                for path, size in await asyncio.to_thread(delete_files, read_target(place), how):
+                    self.tell(f"fresh: deleting {path} ({counted(size, 'byte')})")
 
     async def _join(self, store: Store, crawl: Shards, sinks: Sequence[SinkSpec], settings: Settings) -> int:
         """Take a crawl over that is there already: alone on an embedded server, beside others elsewhere.

@@ -25,6 +25,7 @@ from streamcrawl.ops.audit import audit
 from streamcrawl.ops.progress import Progress
 from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
+from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
@@ -47,7 +48,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: dict[str, Any]
     sinks: dict[str, str]
-    """Name in Redis -> absolute path."""
+    """Name in Redis -> absolute path, or URL of a database without its password."""
     seeds: list[str] = []
     seeds_file: str | None = None
     app: str = ""
@@ -238,6 +239,7 @@ class Running:
                 self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:
+                read_target(sink.path)  # what it needs is installed, or this ends now, in one line
                 found.append(sink)
         return found
 

@@ -135,7 +135,9 @@ class SinkStatus:
     """Records that nobody has read yet."""
     written: int
     offset: int
-    """Bytes that are written and committed."""
+    """Bytes that are written and committed, in all files of the output; records, in a database."""
+    bytes_waiting: int = 0
+    """Of the records in its stream, those that are being written included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -751,10 +753,15 @@ def _sinks(shards: Sequence[_Shard], status: Status, stored: str) -> list[SinkSt
             written=status.totals.get(f"{stage.stage}.done", 0),
             # Of one file: the shard that was written last knows its end.
             offset=max(_int(own.get(f"{stage.stage}:offset", "")) for own in offsets),
+            bytes_waiting=status.totals.get(f"{stage.stage}.bytes", 0),
         )
         for stage in status.stages
         if stage.kind == OUTPUT
     ]
+
+
+def _size_text(sink: SinkStatus) -> str:
+    return "" if "://" in sink.path else f"{counted(sink.offset, 'byte')}, "
 
 
 def stored_sinks(state: Mapping[str, str]) -> dict[str, str]:
@@ -926,7 +933,7 @@ def status_lines(status: Status) -> list[str]:
     rows += [
         (
             "output",
-            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {counted(sink.offset, 'byte')}, "
+            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {_size_text(sink)}"
             f"{number(sink.waiting)} waiting",
         )
         for sink in status.sinks

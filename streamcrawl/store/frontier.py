@@ -7,14 +7,16 @@ answers. Every method may raise `StoreUnavailable` (back off and repeat: every s
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+import struct
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, encode_rest
@@ -23,7 +25,7 @@ from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
 from streamcrawl.store.recount import Walk
-from streamcrawl.store.scripts import Scripts
+from streamcrawl.store.scripts import Scripts, source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -39,6 +41,8 @@ test_store_cost.py), and no script should take over 5 ms."""
 RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
+SYNCED_AFTER_S: Final = 2.0
+"""With `appendfsync everysec`, the second of a sync that is late included."""
 FETCH_STREAM: Final = "stream:fetch"
 SEEDS: Final = "seeds"
 LINKS: Final = "links"
@@ -53,16 +57,19 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("frontier_max", "frontier_max"),
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
+    ("sink_max_bytes", "sink_max_bytes"),
     ("crashes_max", "crashes_max"),
     ("stage_max", "stage_waiting_max"),
     ("stage_bytes", "stage_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
 _DIVIDED: Final = (
-    "frontier_max", "seeds_waiting_max", "sink_waiting_max", "stage_waiting_max", "stage_max_bytes",
+    "frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes", "stage_waiting_max", "stage_max_bytes",
 )  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
+_STR32: Final = struct.Struct(">BI").pack
+"""Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
 _TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
@@ -155,7 +162,7 @@ class Commit:
                 self.block_ms,
                 _as_text(self.detail),
                 _as_text(self.links.flat),
-                _as_text(self.items),
+                [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
                 self.took_ms,
@@ -537,27 +544,61 @@ class Frontier:
         """Yield raw answers of audit.lua for at most 200 hosts: one, or several where hosts have very many entries."""
         return walk.ask(partial(self._run, "audit", self.epoch), hosts)
 
-    async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int]:
-        """Become the writer of a sink: ("OK", writer epoch, offset), or ("BUSY", 0, 0) while another one lives."""
+    async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int, str]:
+        """Become the writer of a sink: ("OK", writer epoch, offset, part), or ("BUSY", 0, 0, "") while one lives."""
         while True:
             answer = await self._run("sink_open", self.epoch, sink, consumer, lease_ms, 250)
             if answer[0] == b"BUSY":
-                return "BUSY", 0, 0
+                return "BUSY", 0, 0, ""
             if not answer[3]:
-                return "OK", answer[1], answer[2]
+                return "OK", answer[1], answer[2], answer[4].decode()
 
     async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
+        self,
+        sink: str,
+        *,
+        writer: int,
+        expected: int,
+        offset: int,
+        entry_ids: Sequence[str],
+        part: str = "",
+        size: int = 0,
+        server: str = "",
     ) -> tuple[str, Any]:
         """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset), ("RESTARTED", None) or
-        ("REPLACED", None); `server` is the run_id of the one that said the offsets."""
+        ("REPLACED", None); `server` is the run_id of the one that said the offsets, `size` that of the records."""
         ids = _PACK(list(entry_ids))
-        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server)
+        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server, part, size)
         word = answer[0].decode()
         rest: Any = answer[1] if len(answer) > 1 else None
         if word == "LEASE_LOST":
             rest = [entry_id.decode() for entry_id in rest]
         return word, rest
+
+    async def wait_durable(self, timeout_ms: int) -> bool:
+        """Wait until all that was written before is on the server's disk; False when it is not after `timeout_ms`.
+
+        Its replicas are given as long to get it. A server that keeps no append-only file has nothing to wait for. One
+        that is older than WAITAOF (Redis 7.2) syncs every second, and is given two.
+        """
+        with mapped_errors():
+            info: Any = await self.client.info("replication")
+            pipe: Any = self.client.pipeline(transaction=False)
+            # Both go by the last write of their own connection; each script writes the clock.
+            pipe.execute_command("EVAL", source("control"), 1, self.keys.state, self.epoch, _PACK([]))
+            pipe.execute_command("WAIT", info.get("connected_slaves", 0), timeout_ms)
+            pipe.execute_command("WAITAOF", 1, 0, timeout_ms)
+            answers = await pipe.execute(raise_on_error=False)
+            synced = answers[-1]
+            for answer in answers:
+                if isinstance(answer, Exception) and (answer is not synced or not isinstance(answer, ResponseError)):
+                    raise answer
+            if not isinstance(synced, ResponseError):
+                return bool(synced[0])
+            persistence: Any = await self.client.info("persistence")
+        if persistence.get("aof_enabled"):
+            await asyncio.sleep(SYNCED_AFTER_S)
+        return True
 
     async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
         """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.

@@ -1,7 +1,8 @@
 """A worker child: the process around the loops of one role, and its line to the supervisor.
 
 The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
-`stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
+`stop` (hand back what has not begun, finish the rest within the grace period), `end` (the same at the end of the crawl:
+an output is finished, however long that takes), `now` (hand everything back),
 `lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on), `tasks <n>` and
 `memory <n> <s>` (tell what you are busy with, in an event `answer` with that number). Its end means that the
 supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output as
@@ -67,7 +68,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     scope: dict[str, Any] = msgspec.field(default_factory=dict)
     sinks: tuple[str, ...] = ()
     sink: str = ""
-    sink_path: str = ""
+    sink_target: str = ""
+    """The output of a sink, as sinks/targets.py reads it."""
     app: str = ""
     """`module:attribute` of the program; '' for a plain crawl."""
     stage: str = ""
@@ -91,6 +93,8 @@ class Child:
         self.board = board
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
+        self.ending = asyncio.Event()
+        """With `stop`: the crawl has ended, and what a sink has written is to be finished."""
         self.settings = spec.settings
         """As they are in force now; those of the spec are the ones it was started with."""
         self.grace_s = spec.settings.grace_ms / 1000
@@ -158,6 +162,8 @@ class Child:
                 self.settings = msgspec.json.decode(rest, type=Settings)
                 self.on_settings(self.settings)
             else:
+                if word == "end":
+                    self.ending.set()
                 self.stop.set()
                 if word == "now":
                     self.now.set()

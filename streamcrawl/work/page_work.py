@@ -44,6 +44,7 @@ from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import Commit, Wait
+from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
@@ -160,6 +161,9 @@ class PageWork:
         self._fetcher = fetcher
         self._board = board
         self._meters = board.meters
+        records = [sink for sink in sinks if not is_archive(sink)]
+        self._archives = [sink for sink in sinks if is_archive(sink)]
+        """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
         self._robots = RobotsCache(crawl, settings)
         self._cookies = Cookies(crawl, settings)
@@ -167,13 +171,13 @@ class PageWork:
         self._telling: set[asyncio.Task[None]] = set()
         if program is not None:
             self._functions = dict(program.pages)
-            self._route = program.router(PAGE, sinks)
+            self._route = program.router(PAGE, records)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
             self._elsewhere = {}
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
-                part for raw in (ENCODE(item),) for sink in sinks for part in (sink, raw)
+                part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
             ]
         self._handlers = {
             label: Handler(
@@ -359,6 +363,7 @@ class PageWork:
     ) -> Ending:
         response: Response | None = None
         circle: str | None = None
+        wire: list[Exchange] = []
         ask = task.ask
 
         async def fetch(url: str) -> Answer:
@@ -374,6 +379,8 @@ class PageWork:
                 data=ask.body,
             )
             await self._cookies.keep(jar, task.host, answer)
+            if answer.exchange is not None:
+                wire.append(answer.exchange)
             if ask.method not in ("GET", "HEAD") and answer.status not in (307, 308):
                 ask = msgspec.structs.replace(ask, method="GET", body="")  # RFC 9110 section 15.4
             return answer
@@ -387,9 +394,18 @@ class PageWork:
         found = await self._follow(entry, task, index, rules, fetch, refresh)
         self.addresses.give_back(lease)  # a handler may take minutes
         if isinstance(found, Ending):
-            return found
+            return self._archived(found, wire)
         assert response is not None
-        return await self._answered(entry, task, index, found[0], response, found[1], circle)
+        ending = await self._answered(entry, task, index, found[0], response, found[1], circle)
+        return self._archived(ending, wire)
+
+    def _archived(self, ending: Ending, wire: list[Exchange]) -> Ending:
+        """Give the archives what a page or a redirect is made of; another try of it would bring its own."""
+        commit = ending.commit
+        if commit is not None and wire and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED, Outcome.DROPPED):
+            item = encode_exchanges(wire)
+            commit.items = [*commit.items, *(part for sink in self._archives for part in (sink, item))]
+        return ending
 
     async def _follow(
         self,

@@ -59,6 +59,10 @@ STARTS_FAILED_MAX: Final = 5
 """Children in a row that died before they were ready; then something is wrong with all of them."""
 RESTART_PAUSE_S: Final = 0.2
 NOW_GRACE_S: Final = 3.0
+FINISHING: Final = ("ENDED", "LIMIT", "STOPPED")
+"""Words of the end after which outputs are finished. After a signal the crawl goes on some day, and so do they."""
+FINISH_MAX_S: Final = 3600.0
+"""For that: a journal of many GB takes minutes to become its format. A signal ends it, and it is done again later."""
 UNAVAILABLE_MAX_S: Final = 600.0
 """A store that is away this long ends the run with exit code 5; what is in Redis stays there."""
 SETTLE_MAX_S: Final = 5.0
@@ -70,10 +74,12 @@ _numbers: Final = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One output: its name in Redis, and the absolute path of its file ('': another machine has it and writes it)."""
+    """One output: its name in Redis, and what is stored of it (sinks/targets.py; '': another machine writes it)."""
 
     name: str
     path: str
+    url: str = ""
+    """Of a database, with the password, which is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,15 +414,18 @@ class Supervisor:
         await self._stop_roles(("fetch", "stage"), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         if not is_hard:
             await self._drain_sinks(grace_s)
-        await self._stop_roles(("sink",), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
+        if self._word in FINISHING:
+            await self._stop_roles(("sink",), FINISH_MAX_S, word="end")
+        else:
+            await self._stop_roles(("sink",), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch, self._lag):
             loop.stop()
 
-    async def _stop_roles(self, roles: Collection[str], within_s: float) -> None:
+    async def _stop_roles(self, roles: Collection[str], within_s: float, *, word: str = "stop") -> None:
         children = [child for child in self.children if child.role in roles]
         for child in children:
             child.is_told_to_stop = True
-            child.say("stop")
+            child.say(word)
         deadline = monotonic_ms() + within_s * 1000
         is_hurried = False
         while any(child.is_alive for child in children):
@@ -550,7 +559,7 @@ class Supervisor:
         is_told = False
         while not self._closing.is_set():
             try:
-                word, _, _ = await until_answered(
+                word, *_ = await until_answered(
                     lambda: self._crawl.first.sink_open(sink.name, consumer, lease_ms=lease_ms),
                     self._patience,
                     self._closing,
@@ -580,7 +589,7 @@ class Supervisor:
             scope=self._scope,
             sinks=tuple(sink.name for sink in self._sinks),
             sink=job.sink.name if job.sink else "",
-            sink_path=job.sink.path if job.sink else "",
+            sink_target=(job.sink.url or job.sink.path) if job.sink else "",
             app=self._app,
             stage=job.stage.line if job.stage else "",
             work_max_ms=job.work_max_ms,

@@ -15,6 +15,7 @@ from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -75,10 +76,14 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
+    is_archiving = any(map(is_archive, spec.sinks))
+    inside = Inside.of_state(spec.scope)
     async with AsyncExitStack() as opened:
         if program is not None:
             await open_resources(program, PAGE, opened, child.log)
-        fetcher = await opened.enter_async_context(Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log))
+        fetcher = await opened.enter_async_context(
+            Fetcher(settings, inside=inside, is_archiving=is_archiving, log=child.log)
+        )
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),

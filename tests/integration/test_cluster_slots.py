@@ -145,7 +145,7 @@ async def reclaim(lab: Lab) -> None:
 
 
 async def sink_open(lab: Lab) -> None:
-    assert await lab.frontier.sink_open(SINK, "s1", lease_ms=LEASE_MS) == ("OK", 1, 0)
+    assert await lab.frontier.sink_open(SINK, "s1", lease_ms=LEASE_MS) == ("OK", 1, 0, "")
 
 
 async def sink_commit(lab: Lab) -> None:

@@ -102,10 +102,11 @@ async def test_what_holds_a_crawl_back_is_shown_and_its_time_counted(open_lab: O
     assert now.total("throttled_seconds_total", reason=f"full:{SINK}") == pytest.approx(3600, abs=60)
 
     await lab.frontier.control(paused="")
-    _, writer, offset = await lab.frontier.sink_open(SINK, "s1", lease_ms=30_000)
+    _, writer, offset, _ = await lab.frontier.sink_open(SINK, "s1", lease_ms=30_000)
     rows = await lab.client.xreadgroup("workers", "s1", {lab.keys.sink_stream(SINK): ">"}, count=90)
     ids = [entry_id.decode() for entry_id, _ in rows[0][1]]
-    await lab.frontier.sink_commit(SINK, writer=writer, expected=offset, offset=offset + 9, entry_ids=ids)
+    size = sum(len(fields[b"item"]) for _, fields in rows[0][1])
+    await lab.frontier.sink_commit(SINK, writer=writer, expected=offset, offset=offset + 9, entry_ids=ids, size=size)
     after = await scraped(lab.client, crawl_name)
     assert after.by("reason", "throttled") == {}
     for reason in ("paused", f"full:{SINK}"):

@@ -93,6 +93,7 @@ async def opened(open_lab: OpenLab) -> None:
         "seeds_max": 2_000_000,
         "seen_buckets": 1,
         "sink_max": 10_000,
+        "sink_max_bytes": 64_000_000,
         "sinks": "out",
         "stage_bytes": 64_000_000,
         "stage_max": 1000,
@@ -464,6 +465,7 @@ async def commit_done(open_lab: OpenLab) -> None:
         FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "totals": {
+            "out.bytes": (None, 7),
             "out.created": (None, 1),
             "out.streamed": (None, 1),
             "page.created": (1, 2),
@@ -689,6 +691,7 @@ async def stage_commit_done(open_lab: OpenLab) -> None:
             "enrich.retried": (None, 1),
             "enrich.streamed": (4, 0),
             "links.depth": (None, 2),
+            "out.bytes": (None, 7),
             "out.created": (None, 1),
             "out.streamed": (None, 1),
             "page.created": (1, 2),
@@ -1505,21 +1508,21 @@ async def sink_open_ok(open_lab: OpenLab) -> None:
     await lab.client.hset(lab.keys.offsets, "out:offset", 70)
     act = partial(lab.frontier.sink_open, "out", "s2", lease_ms=1000)
     answer, changed = await lab.changes(act())
-    assert answer == ("OK", 2, 70)
+    assert answer == ("OK", 2, 70, "")
     assert changed.pop("offsets") == {"out:owner": ("s1", "s2"), "out:writer": (1, 2)}
     stream = changed.pop(f"{FETCH_STREAM}:out")
     assert changed == {}
     assert len(stream["pending"][0]) == len(ids)
     assert stream["consumers"] == (["s1"], [])
     assert "entries" not in stream  # the same records, as new entries
-    assert await lab.changes(act()) == (("OK", 2, 70), {})
+    assert await lab.changes(act()) == (("OK", 2, 70, ""), {})
 
 
 @case("sink_open", "BUSY")
 async def sink_open_busy(open_lab: OpenLab) -> None:
     lab, _ = await _records(open_lab, 1)
     await lab.frontier.beat([Beat("s1", f"{FETCH_STREAM}:out", 0, "{}", [])], lease_ms=1000)
-    assert await lab.changes(lab.frontier.sink_open("out", "s2", lease_ms=60_000)) == (("BUSY", 0, 0), {})
+    assert await lab.changes(lab.frontier.sink_open("out", "s2", lease_ms=60_000)) == (("BUSY", 0, 0, ""), {})
 
 
 async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
@@ -1528,16 +1531,27 @@ async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
     await lab.offer(*[f"http://h{n}.test/" for n in range(count)])
     for held in await lab.take():
         await lab.end(held, items=("out", f'{{"n":"{held.host}"}}'))
-    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 0)
+    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 0, "")
     [[_, rows]] = await lab.client.xreadgroup(GROUP, "s1", {lab.keys.sink_stream("out"): ">"})
     return lab, [entry_id.decode() for entry_id, _ in rows]
 
 
+SIZE = len('{"n":"http://h0.test"}')
+"""Of each of these records."""
+
+
 def written(
-    lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90, server: str = ""
+    lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90, server: str = "", part: str = ""
 ) -> Awaitable[Any]:
     return lab.frontier.sink_commit(
-        "out", writer=writer, expected=expected, offset=offset, entry_ids=ids, server=server
+        "out",
+        writer=writer,
+        expected=expected,
+        offset=offset,
+        entry_ids=ids,
+        size=SIZE * len(ids),
+        server=server,
+        part=part,
     )
 
 
@@ -1549,7 +1563,13 @@ async def sink_commit_done(open_lab: OpenLab) -> None:
     assert changed.pop("offsets") == {"out:offset": (None, 90)}
     stream = changed.pop(f"{FETCH_STREAM}:out")
     assert (len(stream["entries"][0]), len(stream["pending"][0])) == (2, 2)
-    assert changed == {"totals": {"out.done": (None, 2), "out.streamed": (2, 0)}}
+    assert changed == {"totals": {"out.done": (None, 2), "out.streamed": (2, 0), "out.bytes": (2 * SIZE, 0)}}
+
+
+async def test_commit_of_a_sink_keeps_which_part_it_writes(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 1)
+    assert await written(lab, ids, part="3 70") == ("DONE", None)
+    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 90, "3 70")
 
 
 @case("sink_commit", "OFFSET_MISMATCH")
@@ -1678,7 +1698,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "reclaim": (FETCH_STREAM, 1000, 5),
     "reconcile": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "replay": (msgspec.msgpack.encode([FENCE, A, "2", '[0,0,"page","/",0]']),),
-    "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
+    "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE]), "", "", 0),
     "sink_open": ("out", "s9", 1000, 5),
     "flow": (msgspec.msgpack.encode(["one"]), b"{}"),
     "stage_commit": ("w1", "one", 5, b"\xc1"),

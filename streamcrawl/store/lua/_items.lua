@@ -3,11 +3,16 @@
 -- The state's `stages` names the stages; its `flow` is JSON: stage or output -> {from: lines that feed it, batch: items
 -- in one call}. An output without a row is fed by pages. `throttled` lists the streams that are over their mark.
 -- An entry of a stage has `item` (`["Type",item]`), `url` (of the page that it comes from), `attempt` and `crashes`.
--- `<stage>.bytes` of the totals is the length of all items in its stream.
+-- `<name>.bytes` of the totals is the length of all items in the stream of a stage or an output.
 -- Derives `stream:<stage>`, `stream:fetch:<sink>`, `dead`.
 local STAGES = {}
 for name in string.gmatch(S.stages or '', '[^,]+') do STAGES[name] = true end
 local function stream_of(name) return P .. (STAGES[name] and 'stream:' or 'stream:fetch:') .. name end
+
+local function bytes_in(name)
+  local field = name .. '.bytes'
+  return (tonumber(call('HGET', P .. 'totals', field)) or 0) + (counts[field] or 0)
+end
 
 local function enter_item(stage, item, url, attempt, crashes)
   call('XADD', P .. 'stream:' .. stage, '*', 'item', item, 'url', url, 'attempt', attempt, 'crashes', crashes)
@@ -59,7 +64,7 @@ end
 -- Entries that may wait in a stream, and bytes that may be in it; nil for no bound. Never less than two batches, or two
 -- rounds of all its slots: a stage that is fast must not wait for the one before it.
 local function mark_of(name)
-  if not STAGES[name] then return tonumber(S.sink_max), nil end
+  if not STAGES[name] then return tonumber(S.sink_max), tonumber(S.sink_max_bytes) end
   local row = flow_of(name) or {}
   local slots = tonumber(call('HGET', KEYS[1], 'slots:' .. name)) or 0
   return math.max(tonumber(S.stage_max) or 1000, 2 * (tonumber(row.batch) or 1), 2 * slots),
@@ -82,9 +87,7 @@ local function watch_marks(names)
       if is_set[name] then is_over = is_over or amount >= mark * 0.2 else is_over = is_over or amount > mark * 0.8 end
     end
     if most then compare(waiting_in(stream_of(name)), most) end
-    if most_bytes then
-      compare((tonumber(call('HGET', P .. 'totals', name .. '.bytes')) or 0) + (counts[name .. '.bytes'] or 0), most_bytes)
-    end
+    if most_bytes then compare(bytes_in(name), most_bytes) end
     if is_over and not is_set[name] then
       kept[#kept + 1] = name
       is_set[name], has_changed = true, true
@@ -151,6 +154,7 @@ local function emit(items, url, touched)
     else
       call('XADD', P .. 'stream:fetch:' .. name, '*', 'item', items[i + 1])
       count(name .. '.streamed', 1)
+      count(name .. '.bytes', #items[i + 1])
     end
     if not touched[name] then
       touched[name] = true

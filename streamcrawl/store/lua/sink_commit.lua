@@ -9,6 +9,8 @@
 -- ARGV[5] offset    int      offset after it
 -- ARGV[6] ids       msgpack  entry ids of the batch, at most 1,000
 -- ARGV[7] server    str      run_id of the server that said the offsets of all shards; '' leaves it unasked
+-- ARGV[8] part      str      which part of the output that offset lies in: 'number start'; '' for the first
+-- ARGV[9] size      int      bytes of the records of the batch
 --
 -- Returns {'DONE'}                      acknowledged, deleted, offset stored
 --         {'LEASE_LOST', {id, …}}       these are no longer pending; nothing was written
@@ -39,8 +41,13 @@ if #ids > 0 then
   call('XDEL', stream, unpack(ids))
 end
 call('HSET', P .. 'offsets', sink .. ':offset', ARGV[5])
+if ARGV[8] ~= '' then call('HSET', P .. 'offsets', sink .. ':part', ARGV[8]) end
 count(sink .. '.done', done)
 count(sink .. '.streamed', -done)
+local bytes = bytes_in(sink)
+-- What was deleted by hand, or written by a worker that counts no bytes, is forgotten once the stream is empty.
+local left = call('XLEN', stream) == 0 and 0 or math.max(0, bytes - tonumber(ARGV[9]))
+count(sink .. '.bytes', left - bytes)
 if S.throttled and S.throttled ~= '' then watch_marks({sink}) end
 flush_counts()
 return {'DONE'}

@@ -505,7 +505,7 @@ async def _look(
             for ask in questions.values():
                 ask(pipe, keys)
             for stage in stages:
-                key = _key(keys, *stage)
+                key = stream_key(keys, *stage)
                 pipe.xlen(key)
                 pipe.xinfo_groups(key)
                 pipe.xpending_range(key, GROUP, "-", "+", 1)
@@ -526,14 +526,15 @@ def _answer(answer: Any) -> Any:
     return answer
 
 
-def _key(keys: Keys, kind: str, stage: str) -> str:
+def stream_key(keys: Keys, kind: str, stage: str) -> str:
+    """Return the key of a stage's stream, by its kind and name."""
     if kind == STAGE:
         return keys.stage_stream(stage)
     return keys.sink_stream(stage) if kind == OUTPUT else keys.fetch_stream
 
 
 def _stream(keys: Keys, stage: tuple[str, str], answers: Iterator[Any]) -> _Stream:
-    key = _key(keys, *stage)
+    key = stream_key(keys, *stage)
     length, groups, rows = _answer(next(answers)), next(answers), next(answers)
     # A stream that was lost has no group: these two are refused, and the rest is still worth showing.
     if isinstance(groups, ResponseError) or isinstance(rows, ResponseError) or not _answer(groups):

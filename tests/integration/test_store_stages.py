@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from streamcrawl.ops.audit import audit
+from streamcrawl.ops.exporter import read_imbalance
 from streamcrawl.ops.letters import Attempts, Where, newest_first, purge, replay
 from streamcrawl.ops.pending import Which, rows, take_back
 from streamcrawl.ops.status import read_status, status_lines
@@ -251,6 +252,15 @@ async def test_status_names_each_throttle_and_a_version_that_nobody_reads(open_l
     assert "NOBODY" not in text
     assert "held back by enrich" in text
     assert status.as_json()["stages"][0]["held_by"] == ("enrich",)
+    marks = {stage.stage: (stage.mark_high, stage.mark_low) for stage in status.stages}
+    assert marks["enrich"] == (800, 200), "by the settings that were set, which were none here"
+    # A delayed and a dead one of a stage, and the exporter finds all of it in balance too.
+    [one, two, _] = await flow.read()
+    await flow.end([one], Outcome.RETRY, detail=(60_000,))
+    await flow.end([two], Outcome.DEAD, detail=("handler", "why"))
+    imbalance = await read_imbalance(lab.client, await read_status(lab.client, crawl_name))
+    assert set(imbalance.values()) == {0}
+    assert ("enrich", "stream") in imbalance
 
 
 @pytest.mark.parametrize("broken", [b"stage|enrich|1-1|1|0|5", b"stage|gone|1-1|1|0|1|ax"])

@@ -267,7 +267,7 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
-    """Pages that wait; 0 when none of them can be had."""
+    """Tasks that wait, sitemaps and robots.txt among them; 0 when none of them can be had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,8 @@ def test_source_must_be_declared_before_so_no_item_goes_in_a_circle() -> None:
     ("declare", "words"),
     [
         (lambda crawl: crawl.stage(name="page")(taking(Any)), "stage name 'page' will not do"),
+        # Its counts would pass for refusals of hosts.
+        (lambda crawl: crawl.stage(name="throttled")(taking(Any)), "stage name 'throttled' will not do"),
         (lambda crawl: crawl.stage(name="a:b")(taking(Any)), "stage name 'a:b' will not do"),
         (lambda crawl: crawl.stage(name="price")(taking(Any)), "two stages are called 'price'"),
         (lambda crawl: crawl.stage(name="x", concurrency=0)(taking(Any)), "concurrency 0 will not do"),

@@ -6,6 +6,7 @@ Anything else is an item of somebody's handler. Pure; used by the formats that h
 
 from __future__ import annotations
 
+from datetime import datetime
 from hashlib import blake2b
 from types import NoneType, UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
@@ -44,6 +45,9 @@ TIME: Final = "fetched_at"
 """The column of a page that is a time, ISO 8601 in UTC."""
 KEY: Final = "fingerprint"
 """The column by which a page is known."""
+ID_MAX_CHARS: Final = 600
+"""A longer id is known by its digest: an index of PostgreSQL takes 2,704 bytes, and would refuse its batch for ever."""
+_INT64: Final = 2**63
 _NAMES: Final = frozenset(column.name for column in PAGE_COLUMNS)
 _NEEDED: Final = frozenset(
     field.name for field in msgspec.structs.fields(PageRecord) if field.default is msgspec.NODEFAULT
@@ -63,16 +67,21 @@ def is_page(fields: dict[str, Any]) -> bool:
         return False
     try:
         msgspec.convert(fields, PageRecord)
-    except msgspec.ValidationError:
+        when = datetime.fromisoformat(fields[TIME])
+    except (msgspec.ValidationError, ValueError):
         return False
-    return True
+    # An item of a program may look like a page and hold what no column of one takes: its batch could never be written.
+    return when.tzinfo is not None and all(
+        -_INT64 <= value < _INT64 for value in fields.values() if isinstance(value, int)
+    )
 
 
 def item_id(record: bytes, fields: dict[str, Any]) -> str:
     """Return what an item is known by: its own `id`, else its `fingerprint`, else a digest of all of it."""
     for name in ("id", KEY):
         if isinstance(own := fields.get(name), str | int) and not isinstance(own, bool) and own != "":
-            return str(own)
+            text = str(own)
+            return text if len(text) <= ID_MAX_CHARS else blake2b(text.encode(), digest_size=16).hexdigest()
     return blake2b(record, digest_size=16).hexdigest()
 
 

@@ -16,6 +16,8 @@ import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from streamcrawl.errors import SinkError, StoreUnavailable
 from streamcrawl.sinks.output import Mark, SinkBusy, SinkWaits
 from streamcrawl.store.connection import BLOCK_MS, NoGroup, mapped_errors
@@ -333,6 +335,11 @@ class SinkLoop:
                 failures += 1
                 if await self._wait(error, failures, stop):
                     return None
+            except (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError) as error:
+                # Else this process would end without a word, and each that takes its place, at the same record.
+                raise SinkError(
+                    f"{self._output.target}: a record cannot be written ({type(error).__name__}: {error})", stage="sink"
+                ) from error
             else:
                 if failures:
                     self._say_mended()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from streamcrawl.errors import CrawlGone, SinkError, StoreUnavailable
+from streamcrawl.errors import CodecError, CrawlGone, SinkError, StoreUnavailable
 from streamcrawl.settings import Settings
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.sinks.postgres import PostgresOutput
@@ -357,6 +357,24 @@ async def test_missing_output_ends_the_loop_with_what_to_do(sink_lab: Lab, url: 
     async with sink_loop(url, sink_lab.frontier, path, [], consumer="s2") as loop:
         with pytest.raises(SinkError, match="--fresh"):
             await loop.run(asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("pages.csv", SinkError, "pages.csv: a record cannot be written"),
+        ("pages.warc.gz", CodecError, "stored exchange cannot be read"),
+    ],
+)
+async def test_record_that_cannot_be_written_ends_the_loop_by_its_name(
+    sink_lab: Lab, url: str, path: Path, name: str, error: type[Exception], words: str
+) -> None:
+    """Not by an error that nobody knows, at which the next process would be started, and end there too."""
+    await produce(sink_lab, 1, record=lambda _: b"{")
+    async with sink_loop(url, sink_lab.frontier, path.with_name(name), []) as loop:
+        with pytest.raises(error, match=words):
+            await loop.run(asyncio.Event())
+    assert await sink_lab.client.xlen(sink_lab.keys.sink_stream(SINK)) == 1, "it is not lost"
 
 
 # -- in a process of its own

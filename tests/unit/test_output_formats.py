@@ -50,6 +50,10 @@ def test_columns_of_a_page_are_its_fields_in_their_order() -> None:
         (PAGE | {"more": 1}, False),
         ({name: value for name, value in PAGE.items() if name != "url"}, False),
         (PAGE | {"status": "200"}, False),
+        # Made by somebody's handler: no column of a page takes it.
+        (PAGE | {"fetched_at": "today"}, False),
+        (PAGE | {"fetched_at": "2026-11-30T10:00:00"}, False),
+        (PAGE | {"bytes": 2**63}, False),
         ({"title": "A"}, False),
         ([1], False),
     ],
@@ -67,6 +71,9 @@ def test_item_is_known_by_its_id_or_by_all_of_it() -> None:
     assert known({"id": None, "fingerprint": "f"}) == "f"
     assert known({"a": 1}) == known({"a": 1}) != known({"a": 2})
     assert known([1]) != known([2])
+    assert known({"id": "x" * 600}) == "x" * 600
+    assert known({"id": "x" * 601, "a": 1}) == known({"id": "x" * 601, "a": 2}) != known({"id": "x" * 602})
+    assert len(known({"id": "x" * 601})) == 32, "an index of PostgreSQL takes no longer ones"
 
 
 # -- CSV

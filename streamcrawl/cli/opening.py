@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SEEDS_FOR_SCOPE_MAX: Final = 10_000
 """Seeds read ahead to find out which hosts the crawl is about; a scope remembers 1,000 of them."""
+DURABLE_WAIT_MS: Final = 2000
+"""A disk that takes longer is not waited for: it is the server that dies just then which matters."""
 LOOKUP_S: Final = 3.0
 """For the names of seeds, all at once: who does not answer in that time counts as public."""
 
@@ -150,8 +152,10 @@ async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> 
     """
     lines = [stage.line for stage in program.stages]
     names = {stage.name for stage in program.stages}
+    is_changed = False
     for frontier in crawl:
         known = await frontier.flow([], b"{}")
+        is_changed = is_changed or (bool(known) and not set(lines) <= set(known))
         for line in known:
             if line.partition("@")[0] in names:
                 continue
@@ -164,3 +168,8 @@ async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> 
     flow = program.flow(outputs)
     for frontier in crawl:
         await frontier.flow(lines, flow)
+    if is_changed:
+        # A crawl that is under way has pages to lose: a server that forgot the new stages would take nothing for them,
+        # and what brings them would be buried as malformed. A new crawl is lost whole, or with its first pages.
+        for frontier in crawl:
+            await frontier.wait_durable(DURABLE_WAIT_MS)

@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from streamcrawl import Crawl
+from streamcrawl.cli.opening import tell_flow
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.exporter import read_imbalance
 from streamcrawl.ops.letters import Attempts, Where, newest_first, purge, replay
 from streamcrawl.ops.pending import Which, rows, take_back
 from streamcrawl.ops.status import read_status, status_lines
 from streamcrawl.rules.task import Outcome
+from streamcrawl.settings import make_settings
+from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat, StageCommit
 from streamcrawl.store.keys import CRAWLS, GROUP
+from streamcrawl.store.shards import open_crawl
+from tests.integration.snapshot import fast
+from tests.redis_server import DURABLE, RedisServer
 
 if TYPE_CHECKING:
+    from streamcrawl.work.program import Program
     from tests.integration.conftest import OpenLab
     from tests.integration.snapshot import Lab
 
@@ -269,3 +277,33 @@ async def test_delayed_member_that_cannot_be_read_is_a_dead_letter(open_lab: Ope
     await flow.lab.client.zadd(flow.lab.keys.delayed, {broken: 0})
     assert (await flow.lab.frontier.due())[0] == 1
     assert (await flow.lab.totals())["page.dead.codec"] == 1
+
+
+async def test_new_stage_of_a_crawl_under_way_is_on_disk_before_anybody_goes_by_it() -> None:
+    """A server that loses its last second would take no item for it, and the pages that bring them would be buried."""
+
+    def program(*versions: int) -> Program:
+        crawl = Crawl("shop")
+        for version in versions:
+            crawl.stage(name=f"price{version}", version=version)(_price)
+        return crawl.program
+
+    with RedisServer(options=DURABLE) as server:
+        client = connect(server.url)
+        try:
+            crawl, _ = await open_crawl(client, make_settings(**fast("shop", shards=2)))
+
+            async def waits() -> int:
+                stats: Any = await client.info("commandstats")
+                return int(stats.get("cmdstat_waitaof", stats.get("cmdstat_wait", {"calls": 0}))["calls"])
+
+            await tell_flow(crawl, program(1), [])
+            await tell_flow(crawl, program(1), [])
+            assert await waits() == 0, "nothing new"
+            await tell_flow(crawl, program(1, 2), [])
+            assert await waits() == len(crawl)
+        finally:
+            await client.aclose()
+
+
+async def _price(item: dict[str, Any]) -> None: ...

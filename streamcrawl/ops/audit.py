@@ -185,6 +185,9 @@ async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
     keys = crawl.first.keys
     for look in range(_LOOKS_MAX):
         states = await _states(crawl, "epoch", "schema", "identity", "sinks", "version", "stages")
+        for state in states:
+            # Two versions of a program may have told theirs at the same time, to each shard in another order.
+            state[-1] = ",".join(sorted(state[-1].split(",")))
         # A change of settings, and the opening of a crawl, go from shard to shard.
         if all(state == states[0] for state in states):
             break

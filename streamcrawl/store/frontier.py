@@ -72,7 +72,9 @@ _STR32: Final = struct.Struct(">BI").pack
 """Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
-_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_TAKEN: Final = frozenset(
+    {"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed", "throttled", "supervisor"}
+)
 _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
 """Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
@@ -267,7 +269,7 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
-    """Pages that wait; 0 when none of them can be had."""
+    """Tasks that wait, sitemaps and robots.txt among them; 0 when none of them can be had."""
 
 
 @dataclass(frozen=True, slots=True)

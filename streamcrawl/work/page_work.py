@@ -172,9 +172,11 @@ class PageWork:
         if program is not None:
             self._functions = dict(program.pages)
             self._route = program.router(PAGE, records)
+            self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
             self._elsewhere = {}
+            self._has_takers = True
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
                 part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
@@ -533,7 +535,8 @@ class PageWork:
             started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
-            handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+            if self._has_takers:  # of a program with nothing but an archive nobody wants the records
+                handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)

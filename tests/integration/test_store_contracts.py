@@ -1203,6 +1203,9 @@ async def allow_ok(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.allow(3, back=9)) == (Allowance(3, 2, 1, 3), {})
     assert (await lab.frontier.dispatch(5)).word == "BUDGET"
     assert await lab.changes(lab.frontier.allow(None)) == (Allowance(3, 2, 1, 3), {"state": {"pages_max": (1, None)}})
+    # A sitemap is not of the budget, and stands still without it all the same.
+    await lab.frontier.offer(sitemaps("http://c.test/map"), whose=LINKS)
+    assert (await lab.frontier.allow(None)).queued == 4
 
 
 # -- what an operator sends again, or away

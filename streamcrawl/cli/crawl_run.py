@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,8 +69,7 @@ _SEEDS_STORED_MAX: Final = 1000
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlOptions:
+class CrawlOptions(msgspec.Struct, frozen=True):
     """What was typed."""
 
     urls: tuple[str, ...] = ()
@@ -86,7 +84,7 @@ class CrawlOptions:
     is_quiet: bool = False
     log_format: str = "console"
     log_level: str = "info"
-    settings: dict[str, Given] = field(default_factory=dict)
+    settings: dict[str, Given] = msgspec.field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
     """The options that say where the crawl is kept, as they must be typed to resume it; passwords are left out."""

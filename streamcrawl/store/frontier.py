@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -68,8 +67,7 @@ def sink_stream(sink: str) -> str:
     return f"{FETCH_STREAM}:{sink}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry as read from a work stream of one shard; ids are unique within their shard only."""
 
     id: str
@@ -82,11 +80,10 @@ class Entry:
         return self.shard, self.id
 
 
-@dataclass(slots=True)
-class Links:
+class Links(msgspec.Struct):
     """Links in the form that scripts take, flat: fingerprint, host key, level, rest, …"""
 
-    flat: list[str | bytes] = field(default_factory=list)
+    flat: list[str | bytes] = msgspec.field(default_factory=list)
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
         """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
@@ -103,8 +100,7 @@ class Links:
         return head
 
 
-@dataclass(slots=True)
-class Commit:
+class Commit(msgspec.Struct):
     """How one entry ends; `detail` by outcome as the header of commit.lua lists it."""
 
     entry_id: str
@@ -116,10 +112,10 @@ class Commit:
     since_end_ms: int = 0
     block_ms: int = 0
     detail: Sequence[Any] = ()
-    links: Links = field(default_factory=Links)
+    links: Links = msgspec.field(default_factory=Links)
     items: Sequence[str | bytes] = ()
     """Flat: sink, record, sink, record, …"""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Links of the page that are not followed, by reason (`LeftOut`)."""
     server: str = ""
     """run_id of the server that took links of the page before; '' when there were none."""
@@ -154,8 +150,7 @@ def _as_text(values: Sequence[Any]) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else value for value in values]
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     moved: int
     next_ms: int
     """Until the next host is due; 0 when work is due already, -1 when nothing is scheduled."""
@@ -202,15 +197,13 @@ class Allowance(NamedTuple):
     """Pages that wait; 0 when none of them can be had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     words: list[str]
     """DONE, LEASE_LOST, RESTARTED or INVALID for each commit, in order."""
     dispatched: Dispatched
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """What one worker reports: `slots` -1 says that it has left."""
 
     consumer: str

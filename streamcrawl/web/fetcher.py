@@ -19,11 +19,11 @@ Sources: RFC 9110 sections 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 secti
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 from aiohttp import (
     ClientResponse,
     ClientSession,
@@ -103,8 +103,7 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """What a host answered to one request."""
 
     url: str

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,12 +54,11 @@ class PageRecord(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
-@dataclass(slots=True)
-class Handled:
+class Handled(msgspec.Struct):
     """What a handler gave: canonical URLs for the frontier, and items encoded as JSON."""
 
-    urls: list[str] = field(default_factory=list)
-    items: list[bytes] = field(default_factory=list)
+    urls: list[str] = msgspec.field(default_factory=list)
+    items: list[bytes] = msgspec.field(default_factory=list)
 
 
 _ENCODE: Final = msgspec.json.Encoder().encode

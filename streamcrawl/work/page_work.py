@@ -14,7 +14,6 @@ import random
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -120,18 +119,17 @@ class RecentlySeen:
         self._old.clear()
 
 
-@dataclass(slots=True)
-class Ending:
+class Ending(msgspec.Struct):
     """How an entry is to end. `commit` None: it goes back unbegun."""
 
     commit: Commit | None
     ended_at: float = 0.0
     """time.monotonic() when the last byte had come."""
-    ahead: list[Links] = field(default_factory=list)
+    ahead: list[Links] = msgspec.field(default_factory=list)
     """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
-    elsewhere: list[tuple[int, Links]] = field(default_factory=list)
+    elsewhere: list[tuple[int, Links]] = msgspec.field(default_factory=list)
     """Links of other shards, at most LINKS_PER_CALL each, to offer there before the commit."""
-    offered: list[str] = field(default_factory=list)
+    offered: list[str] = msgspec.field(default_factory=list)
     is_robots_stale: bool = False
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""

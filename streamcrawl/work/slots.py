@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
 from streamcrawl.rules.task import Outcome
@@ -45,8 +46,7 @@ CANCEL_AGAIN_S: Final = 1.0
 """Long enough for what a handler does when it is cancelled."""
 
 
-@dataclass(slots=True, eq=False)
-class _Hand:
+class _Hand(msgspec.Struct, eq=False):
     """One entry in hand."""
 
     entry: Entry

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -64,16 +63,14 @@ _numbers: Final = itertools.count(1)
 """Of questions to children."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSpec:
+class SinkSpec(msgspec.Struct, frozen=True):
     """One output: its name in Redis, and the absolute path of its file ('': another machine has it and writes it)."""
 
     name: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What the processes of one stage have counted, those that ended included."""
 
     stage: str

@@ -106,9 +106,9 @@ class HostFields(msgspec.Struct, frozen=True):
         found: dict[str, Any] = {}
         for name, value in stored.items():
             text = name.decode("utf-8", "replace")
-            if text in cls.__dataclass_fields__:
-                is_text = cls.__dataclass_fields__[text].type == "str"
-                found[text] = value.decode("utf-8", "replace") if is_text else int(float(value))
+            kind = cls.__annotations__.get(text)
+            if kind is not None:
+                found[text] = value.decode("utf-8", "replace") if kind == "str" else int(float(value))
         return cls(**found)
 
     def delay_in_force(self, state: ShardState) -> tuple[int, DelayReason]:

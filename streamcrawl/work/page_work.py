@@ -55,7 +55,7 @@ from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCa
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
@@ -107,6 +107,11 @@ class RecentlySeen:
     def __contains__(self, url: str) -> bool:
         key = hash(url)
         return key in self._young or key in self._old
+
+    def unknown(self, urls: Iterable[str]) -> list[str]:
+        """Return the URLs that are not known to be seen, in their order."""
+        young, old = self._young, self._old
+        return [url for url in urls if (key := hash(url)) not in young and key not in old]
 
     def add_all(self, urls: Sequence[str]) -> None:
         """Remember URLs whose offer was answered; not before, or a lost offer would lose the page."""
@@ -548,8 +553,8 @@ class PageWork:
         if circle is not None:
             left_out[LeftOut.REFRESH_LOOP.value] += 1
             circle = self._form(circle)
-        for link in forms:
-            if link == circle or link in self.seen or not self._scope.admits(link, page_host=task.host):
+        for link in self.seen.unknown(forms):
+            if link == circle or not self._scope.admits(link, page_host=task.host):
                 continue
             reason = self._traps.reason(link, depth=depth, referrer=url)
             if reason is not None:

@@ -21,6 +21,7 @@ GC_THRESHOLD: Final = 50_000
 again, which is a tenth of what a start costs (2026-12-01); a command leaves little behind that has to be found so."""
 _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
+    "run": ("streamcrawl.cli.run", "Run a program of yours: fetch, stages and sinks."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "exporter": ("streamcrawl.cli.exporter", "Show crawls to Prometheus and to autoscalers."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),

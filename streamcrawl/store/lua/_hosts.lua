@@ -141,7 +141,7 @@ local function letter_of(id)
   return f.host and f.task and f.reason and f or nil
 end
 local function leave_dead(id, f)
-  local line = kind_of(f.task)
+  local line = (f.stage or 'fetch') == 'fetch' and kind_of(f.task) or f.stage
   call('XDEL', P .. 'dead', id)
   count(line .. '.dead', -1)
   count(line .. '.dead.' .. f.reason, -1)

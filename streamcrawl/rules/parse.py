@@ -36,7 +36,7 @@ _SECONDS_DIGITS_MAX: Final = 9
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _REMEMBERED_MAX_CHARS: Final = 512
 """Longer references are resolved each time: thousands of `data:` URLs of 100 kB, remembered, would fill the memory."""
-_REMEMBERED_MAX: Final = 16_384
+REMEMBERED_MAX: Final = 16_384
 """References and folders; about 5 MB."""
 _QUERY_SAFE: Final = "@[\\]^`{|}"
 """What the query percent-encode set leaves alone and urllib would not, but `&#;`: they may come from a reference."""
@@ -146,7 +146,7 @@ def _is_in_noscript(node: LexborNode) -> bool:
     return False
 
 
-class _Known:
+class KnownLinks:
     """What references were resolved to, by the part of the base that they depend on: the root, or a folder.
 
     One look at a dict instead of finding out first what a reference depends on: half of what a known link costs.
@@ -156,8 +156,11 @@ class _Known:
         self._by_base: dict[str, dict[str, str]] = {}
         self._count = 0
 
+    def __len__(self) -> int:
+        return self._count
+
     def of(self, base: str) -> dict[str, str]:
-        """Return what is known of references that depend on this base alone."""
+        """Return the links of references that depend on this base alone; '' for one that is no link."""
         known = self._by_base.get(base)
         if known is None:
             self._make_room()
@@ -167,19 +170,18 @@ class _Known:
     def resolve(self, reference: str, base: str, known: dict[str, str]) -> str | None:
         """Return the link and remember it in `known`, which `of` gave."""
         link = canonical_url(reference, base)
-        if link is not None:
-            self._make_room()
-            known[reference] = link
+        self._make_room()
+        known[reference] = link or ""  # `javascript:` and the like stand in every menu
         return link
 
     def _make_room(self) -> None:
-        if self._count >= _REMEMBERED_MAX:
+        if self._count >= REMEMBERED_MAX:
             self._by_base.clear()  # what is in use is known again within a page
             self._count = 0
         self._count += 1
 
 
-_KNOWN: Final = _Known()
+KNOWN: Final = KnownLinks()
 
 
 def _resolve(
@@ -189,7 +191,8 @@ def _resolve(
     query_codec = _query_codec(charset)
     host, path = split_url(base)
     root, folder = host + "/", host + path.partition("?")[0].rpartition("/")[0] + "/"
-    in_folder, in_root = _KNOWN.of(folder), _KNOWN.of(root)
+    # Apart even where the folder is the root: `x` of a page there must not be taken for the `x` of another folder.
+    in_folder, in_root = KNOWN.of(folder), KNOWN.of(host)
     links: dict[str, None] = {}
     links_cut = 0
     for position, reference in enumerate(references):
@@ -200,17 +203,20 @@ def _resolve(
             reference = _encode_query(reference, query_codec)
         # A site's pages repeat their navigation: read against as little of the base as counts, most references have
         # been resolved before (a fifth of a page's parse time, 2026-11-30).
-        if (link := in_folder.get(reference) or in_root.get(reference)) is not None:
-            if link != url:
+        link = in_folder.get(reference)
+        if link is None:
+            link = in_root.get(reference)
+        if link is not None:
+            if link and link != url:
                 links[link] = None
             continue
         first, second = reference[:1], reference[1:2]
         if len(reference) + len(folder) > _REMEMBERED_MAX_CHARS:
             link = canonical_url(reference, base)
         elif first == "/" and second not in ("/", "\\"):
-            link = _KNOWN.resolve(reference, root, in_root)
+            link = KNOWN.resolve(reference, root, in_root)
         elif first.isalnum() or first == ".":
-            link = _KNOWN.resolve(reference, folder, in_folder)
+            link = KNOWN.resolve(reference, folder, in_folder)
         else:
             link = canonical_url(reference, base)
         if link is not None and link != url:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
@@ -573,16 +572,14 @@ def compile_pattern(said: str, pattern: str) -> re.Pattern[str]:
 # -- where values come from
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """A value and who gave it, as a phrase for people: `--delay`, `STREAMCRAWL_DELAY`, `crawl.toml`, `settings set`."""
 
     value: Any
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(msgspec.Struct, frozen=True):
     """What a TOML file says, checked for spelling and type."""
 
     path: str

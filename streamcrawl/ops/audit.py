@@ -10,8 +10,9 @@ as counted). Start at `audit`; a fault is one line with both figures.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from streamcrawl.errors import CrawlGone
 from streamcrawl.ops.status import stored_settings
@@ -48,17 +49,16 @@ _FIRST_ONLY: Final = ("feeders", "grants")
 """Keys that only the first shard has."""
 
 
-@dataclass(slots=True)
-class AuditReport:
+class AuditReport(msgspec.Struct):
     """What was compared, and what does not fit."""
 
     shards: int = 1
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    faults: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
     """What could not be compared, and why."""
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
     """Of all shards together."""
-    lines: list[str] = field(default_factory=list)
+    lines: list[str] = msgspec.field(default_factory=list)
     """Lines of the counts: page, robots, sitemap, each output and each stage."""
     hosts: int = 0
     keys: int = 0
@@ -267,8 +267,7 @@ class _HostRow(NamedTuple):
     in_given_up: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """One answer of audit.lua."""
 
     totals: dict[str, int]

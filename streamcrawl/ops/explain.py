@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,20 +49,18 @@ _LOOKS_MAX: Final = 3
 _GLOB: Final = re.compile(r"([\[\]\\?*^])")
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """Where the task of a URL is."""
 
     place: str
     """queued, waiting (in the stream), in hand, delayed, dead, or '' for nowhere."""
     words: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    searched: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
+    searched: list[str] = msgspec.field(default_factory=list)
     """Where the search ended at its bound."""
 
 
-@dataclass(slots=True)
-class Explanation:
+class Explanation(msgspec.Struct):
     """What is known of one URL."""
 
     typed: str

@@ -13,9 +13,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from prometheus_client import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -84,8 +84,7 @@ _Which = tuple[str, str, str]
 """Stage, kind and reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What one look found."""
 
     at_s: float
@@ -93,14 +92,13 @@ class Look:
     took_s: float
     error: str
     """Why Redis did not answer; '' when it did."""
-    server: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = msgspec.field(default_factory=dict)
     """INFO of memory and persistence."""
-    crawls: list[CrawlLook] = field(default_factory=list)
+    crawls: list[CrawlLook] = msgspec.field(default_factory=list)
     crawls_in_all: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlLook:
+class CrawlLook(msgspec.Struct, frozen=True):
     status: Status
     imbalance: dict[tuple[str, str], int]
     """Stage and check -> by how much the figures differ."""

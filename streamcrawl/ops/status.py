@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
@@ -61,8 +61,7 @@ STOPS: Final = {
 """Why dispatch stopped by itself, and what would mend it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Brake:
+class Brake(msgspec.Struct, frozen=True):
     """Something that keeps tasks from being dispatched."""
 
     word: str
@@ -73,8 +72,7 @@ class Brake:
     """How long it has lasted; None when that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatus:
+class StageStatus(msgspec.Struct, frozen=True):
     """One work stream, over all shards."""
 
     stage: str
@@ -109,8 +107,7 @@ class StageStatus:
         return self.kind == STAGE and not self.slots and bool(self.waiting or self.pending or self.delayed)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(msgspec.Struct, frozen=True):
     consumer: str
     slots: int
     """Entries it fetches at a time; 0 for the writer of an output."""
@@ -126,8 +123,7 @@ class WorkerStatus:
     """What it works at; '' when it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkStatus:
+class SinkStatus(msgspec.Struct, frozen=True):
     name: str
     path: str
     """As given with -o; '' when the crawl was not started by the command line."""
@@ -140,8 +136,7 @@ class SinkStatus:
     """Of the records in its stream, those that are being written included."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeederStatus:
+class FeederStatus(msgspec.Struct, frozen=True):
     """Somebody who offers seeds."""
 
     name: str
@@ -152,8 +147,7 @@ class FeederStatus:
     """Since its last sign; None when it left before it was done."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostStatus:
+class HostStatus(msgspec.Struct, frozen=True):
     """A host by name. Failing: since its first failure in a row. Given up, blocked: since then."""
 
     host: str
@@ -164,8 +158,7 @@ class HostStatus:
     for_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     url: str
     reason: str
     error: str
@@ -173,8 +166,7 @@ class DeadLetter:
     died_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardStatus:
+class ShardStatus(msgspec.Struct, frozen=True):
     """One shard; counts are of pages."""
 
     shard: int
@@ -193,8 +185,7 @@ class ShardStatus:
     throttled: str
 
 
-@dataclass(slots=True)
-class Status:
+class Status(msgspec.Struct):
     """One crawl at one moment, over all its shards; counts are of pages unless their name says otherwise."""
 
     name: str
@@ -205,12 +196,12 @@ class Status:
     """Why dispatch stopped (FRONTIER_FULL, MEMORY_FULL, …), in one shard at least; '' while it has not."""
     throttled: str = ""
     """Outputs and stages that are over their mark, with commas between; '' when none is."""
-    brakes: list[Brake] = field(default_factory=list)
+    brakes: list[Brake] = msgspec.field(default_factory=list)
     """All that keeps tasks from being dispatched, with what would mend it."""
-    held_ms: dict[str, int] = field(default_factory=dict)
+    held_ms: dict[str, int] = msgspec.field(default_factory=dict)
     """How long it was kept from that, in all, by word: paused, frontier_full, memory_full, full:<stage>. Of several
     shards the one that was held longest."""
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
     """Every counter, `page.done` and so on: keys.py, `totals`."""
     pages_per_s: float | None = None
     """Done, over the last half minute or so; None when that is not known: nobody beats, or not for long enough."""
@@ -221,7 +212,7 @@ class Status:
     streamed: int = 0
     """Entries of the fetch stream, of which `pending` are in the hands of workers."""
     pending: int = 0
-    stages: list[StageStatus] = field(default_factory=list)
+    stages: list[StageStatus] = msgspec.field(default_factory=list)
     hosts_scheduled: int = 0
     hosts_due: int = 0
     """Of these, how many may be fetched from now."""
@@ -230,25 +221,25 @@ class Status:
     """Given up, or over their page budget, and their queues not emptied yet."""
     hosts_given_up: int = 0
     hosts_blocked: int = 0
-    failing: list[HostStatus] = field(default_factory=list)
+    failing: list[HostStatus] = msgspec.field(default_factory=list)
     """At most HOSTS_NAMED_MAX, those that have failed longest first; `given_up` and `blocked` likewise."""
-    given_up: list[str] = field(default_factory=list)
-    blocked: list[HostStatus] = field(default_factory=list)
+    given_up: list[str] = msgspec.field(default_factory=list)
+    blocked: list[HostStatus] = msgspec.field(default_factory=list)
     hosts_sampled: int = 0
-    top_hosts: list[HostStatus] = field(default_factory=list)
+    top_hosts: list[HostStatus] = msgspec.field(default_factory=list)
     """Of `hosts_sampled` hosts drawn by chance, those with most in their queues."""
     dead_letters: int = 0
-    newest_dead: list[DeadLetter] = field(default_factory=list)
+    newest_dead: list[DeadLetter] = msgspec.field(default_factory=list)
     """Newest first, at most DEAD_NAMED_MAX."""
     seen: int = 0
     seeds_left: int = 0
     """Seeds that are not ended yet."""
-    feeders: list[FeederStatus] = field(default_factory=list)
+    feeders: list[FeederStatus] = msgspec.field(default_factory=list)
     slots: int = 0
     """Of all live workers."""
     lease_ms: int = LEASE_MS
-    workers: list[WorkerStatus] = field(default_factory=list)
-    sinks: list[SinkStatus] = field(default_factory=list)
+    workers: list[WorkerStatus] = msgspec.field(default_factory=list)
+    sinks: list[SinkStatus] = msgspec.field(default_factory=list)
     version: int = 0
     """Of the settings."""
     memory_bytes: int = 0
@@ -257,7 +248,7 @@ class Status:
     """Limit of the server, or that of the crawl when it is lower; 0 when there is none."""
     memory_mark_bytes: int = 0
     """Above it nothing is dispatched; 0 when there is none."""
-    shards: list[ShardStatus] = field(default_factory=list)
+    shards: list[ShardStatus] = msgspec.field(default_factory=list)
 
     def lives(self, worker: WorkerStatus) -> bool:
         """Return whether a worker has beaten of late."""
@@ -544,13 +535,12 @@ def _stream(keys: Keys, stage: tuple[str, str], answers: Iterator[Any]) -> _Stre
     return _Stream(key, length, group["pending"], group["last-delivered-id"].decode(), oldest)
 
 
-@dataclass(slots=True)
-class _Details:
+class _Details(msgspec.Struct):
     """What takes a second question, by stream or by host."""
 
-    oldest: dict[str, str] = field(default_factory=dict)
+    oldest: dict[str, str] = msgspec.field(default_factory=dict)
     """Key of a stream -> id of the entry that waits longest."""
-    hosts: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    hosts: dict[str, tuple[int, str, int]] = msgspec.field(default_factory=dict)
     """Host key -> what is queued, how it fails, and until when it is left alone (crawl time, ms)."""
     hosts_due: int = 0
 

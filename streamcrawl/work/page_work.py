@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -98,18 +97,17 @@ _LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
 
 
-@dataclass(slots=True)
-class Ending:
+class Ending(msgspec.Struct):
     """How an entry is to end. `commit` None: it goes back unbegun."""
 
     commit: Commit | None
     ended_at: float = 0.0
     """time.monotonic() when the last byte had come."""
-    ahead: list[Links] = field(default_factory=list)
+    ahead: list[Links] = msgspec.field(default_factory=list)
     """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
-    elsewhere: list[tuple[int, Links]] = field(default_factory=list)
+    elsewhere: list[tuple[int, Links]] = msgspec.field(default_factory=list)
     """Links of other shards, at most LINKS_PER_CALL each, to offer there before the commit."""
-    offered: list[str] = field(default_factory=list)
+    offered: list[str] = msgspec.field(default_factory=list)
     is_robots_stale: bool = False
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""

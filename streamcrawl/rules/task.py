@@ -67,6 +67,20 @@ class DropReason(StrEnum):
     """At the URL of a sitemap there is none: a 404, or a page."""
     HANDLER = "handler"
     """The user's handler raised Drop."""
+    UNAVAILABLE = "unavailable"
+    """Fetched before, and not to be had this time: it is asked for again after its interval."""
+
+
+class LastVisit(msgspec.Struct, frozen=True, array_like=True, tag="again", forbid_unknown_fields=True):
+    """What the last visit of a page found, carried by the task of the next one (rules/revisit.py)."""
+
+    interval_ms: int
+    """How long it was left alone."""
+    digest: str = ""
+    """Of its content, hexadecimal."""
+    etag: str = ""
+    modified: str = ""
+    """Its Last-Modified as the host wrote it: compared there by the letter."""
 
 
 class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +106,8 @@ class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
     """When its sitemap says that it changed last, seconds since the epoch; 0 when nobody said."""
     nesting: int = 0
     """Of a sitemap: the indexes above it."""
+    again: LastVisit | None = None
+    """Of a page that was fetched before. Scripts read it too (`visit_again` in _hosts.lua): the last field."""
 
     @property
     def url(self) -> str:
@@ -112,10 +128,11 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     redirects: tuple[str, ...] = ()
     modified_s: int = 0
     nesting: int = 0
+    again: LastVisit | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stored)
-_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0)
+_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, None)
 _SHORTEST: Final = 3
 """Fields of the rest that are always written: kind, path and depth."""
 
@@ -151,6 +168,7 @@ def encode_rest(task: CrawlTask) -> bytes:
         list(task.redirects),
         task.modified_s,
         task.nesting,
+        task.again,
     ]
     while len(fields) > _SHORTEST and fields[-1] == _DEFAULTS[len(fields) - 1]:
         fields.pop()
@@ -183,6 +201,7 @@ def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
             redirects=kept.redirects,
             modified_s=kept.modified_s,
             nesting=kept.nesting,
+            again=kept.again,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         raise CodecError(f"stored task cannot be read ({error}): {stored[:120]!r}") from error

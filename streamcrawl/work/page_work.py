@@ -40,10 +40,19 @@ from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
+from streamcrawl.rules.revisit import (
+    Content,
+    RevisitPolicy,
+    conditions_of,
+    content_digest,
+    etag_of,
+    modified_of,
+    next_visit,
+)
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.scope import sitemap_fingerprint
 from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
-from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
+from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_rest, encode_task
 from streamcrawl.rules.traps import LeftOut, Traps
 from streamcrawl.rules.urls import Canonicalizer, split_url
 from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
@@ -136,6 +145,7 @@ class Ending:
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+    """After which the task comes back, or the page is visited again."""
     wait: Wait | None = None
     """Of an entry that goes back: its host is left alone that long."""
     instead: Ending | None = None
@@ -176,6 +186,7 @@ class PageWork:
         self._meters = board.meters
         self._sinks = sinks
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._form = Canonicalizer.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
@@ -199,6 +210,7 @@ class PageWork:
         self._settings = settings
         self._scope = scope
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
         self._cookies.apply(settings)
@@ -371,7 +383,12 @@ class PageWork:
 
         async def fetch(url: str) -> Answer:
             answer = await self._fetch(
-                task.kind, url, referrer=task.referrer, jar=jar, on_sent=self._on_sent(entry, task)
+                task.kind,
+                url,
+                referrer=task.referrer,
+                headers=conditions_of(task.again) if url == task.url else None,
+                jar=jar,
+                on_sent=self._on_sent(entry, task),
             )
             await self._cookies.keep(jar, task.host, answer)
             return answer
@@ -503,7 +520,11 @@ class PageWork:
         if isinstance(decided, Ending):
             return decided
         handled = Handled()
-        if self._handler is None:
+        if answer.status == 304 and conditions_of(task.again) is not None:
+            # Nothing came that a handler could read, or that could link to something new.
+            if self._sinks and self._settings.unchanged_records:
+                handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+        elif self._handler is None:
             started = time.monotonic()
             handled.urls = list(response.links())
             if self._sinks:
@@ -526,10 +547,32 @@ class PageWork:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
+        commit.detail = self._next_visit(task, answer, response, hops)
         commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
         ending = _with_answer(Ending(commit), answer, decided)
+        if commit.detail[3:]:
+            ending.retry_delay_ms = commit.detail[3]
         self._add_links(ending, commit, task, handled.urls, circle)
         return ending
+
+    def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
+        """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""
+        if self._revisits is None:
+            return ()
+        content = Content("")
+        if answer.status < 400:
+            digest = "" if answer.status == 304 else content_digest(answer.body, is_html=response.is_html)
+            content = Content(digest)
+            if not hops:  # of another URL they would be asked of the wrong one
+                headers = answer.headers
+                content = Content(digest, etag_of(headers.get("ETag")), modified_of(headers.get("Last-Modified")))
+        visit = next_visit(self._revisits, task.again, answer.status, content)
+        if visit is None:
+            return ()
+        if visit.last is None:
+            return (visit.found.value,)
+        rest = encode_rest(msgspec.structs.replace(task, attempt=1, again=visit.last))
+        return visit.found.value, task.level.value, rest, visit.last.interval_ms
 
     async def _handle(self, handler: Handler, response: Response) -> Handled:
         started = time.monotonic()
@@ -597,7 +640,7 @@ class PageWork:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = msgspec.structs.replace(
-            task, host=host, path=path, attempt=1, redirects=(*task.redirects, *hops),
+            task, host=host, path=path, attempt=1, again=None, redirects=(*task.redirects, *hops),
             referrer=task.referrer or (task.url if is_sitemap else None),
         )  # fmt: skip
         ending = _with_answer(Ending(commit), answer)

@@ -22,6 +22,7 @@ from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.read import ReadLoop
+from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
 
@@ -44,6 +45,12 @@ class _ShardLoops:
         log, forget = child.log, work.seen.clear
         self.dispatch = DispatchLoop(frontier, limit=DISPATCH_MAX, log=log)
         self.due = DueLoop(frontier, on_moved=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")), log=log)
+        self.revisit = RevisitLoop(
+            frontier,
+            is_on=lambda: child.settings.revisit_ms is not None,
+            on_made=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")),
+            log=log,
+        )
         self.commit = CommitLoop(
             frontier,
             child.spec.consumer,
@@ -54,6 +61,11 @@ class _ShardLoops:
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
+
+    def hint(self, delay_ms: int) -> None:
+        """Something of ours was committed that is due after `delay_ms`, delayed or to be visited again."""
+        self.due.hint(delay_ms)
+        self.revisit.hint(delay_ms)
 
 
 async def run_worker(child: Child) -> None:
@@ -95,7 +107,7 @@ async def run_worker(child: Child) -> None:
             [shard.offers for shard in shards],
             child.board,
             concurrency=settings.concurrency,
-            on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
+            on_retry=lambda shard, delay_ms: shards[shard].hint(delay_ms),
             on_gone=be_gone,
             clock=child.clock,
             log=child.log,
@@ -123,7 +135,10 @@ async def run_worker(child: Child) -> None:
         reading = _start(read.run(), "ReadLoop")
         loops = [reading]
         for shard in shards:
-            loops += [_start(loop.run(), type(loop).__name__) for loop in (shard.commit, shard.dispatch, shard.due)]
+            loops += [
+                _start(loop.run(), type(loop).__name__)
+                for loop in (shard.commit, shard.dispatch, shard.due, shard.revisit)
+            ]
             if len(shards) > 1:
                 loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
         stopping = _start(_wait(child.stop), "stop")
@@ -135,6 +150,7 @@ async def run_worker(child: Child) -> None:
             for shard in shards:
                 shard.dispatch.stop()
                 shard.due.stop()
+                shard.revisit.stop()
             failed = [loop for loop in loops if loop.done() and loop.exception() is not None]
             if not reading.done():
                 await asyncio.wait((reading,))

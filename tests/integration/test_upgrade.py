@@ -96,6 +96,7 @@ async def test_upgrade_says_in_the_state_what_schema_2_says_and_touches_nothing_
         "seeds_max": "2000000",
         "delay_factor": "2",
         "delay_max_ms": "60000",
+        "one_round": "0",
     }
     del was_stored["settings"], was_stored["scope"]["kind"]
     assert stored == was_stored

@@ -144,13 +144,12 @@ async def test_killed_workers_lose_no_page_and_hosts_are_not_hammered(
         async with crawling(redis_server.url, crawl_name, seeds, **values) as run:
             await run.all_ready()
             assert await kill_children(run, seed=4, most=4) == 4
-            for talker in (one, other):
-                before = talker.asked.copy()
-                await until(
-                    lambda talker=talker, before=before: min((talker.asked - before)[path] for path in pages) >= 2,
-                    "two more visits of each page",
-                    within_s=90,
-                )
+            before = [(talker, talker.asked.copy()) for talker in (one, other)]
+
+            def visits_least() -> int:
+                return min((talker.asked - then)[path] for talker, then in before for path in pages)
+
+            await until(lambda: visits_least() >= 2, "two more visits of each page", within_s=90)
             for frontier in run.crawl:
                 await frontier.control(revisit_ms="")
             assert await run.word() == "ENDED"

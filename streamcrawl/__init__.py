@@ -1,7 +1,7 @@
 """streamcrawl: a distributed crawler on Redis Streams. ARCHITECTURE.md tells the life of one task.
 
-The command is `streamcrawl` (cli/). A handler of your own touches what is here: `Response`, `Request`, `Retry`, `Drop`;
-a program with a queue and no crawl: `TaskQueue`, and what it raises.
+The command is `streamcrawl` (cli/). A program of your own touches what is here: `Crawl`, `Response`, `Request`,
+`Retry`, `Drop`; one with a queue and no crawl: `TaskQueue`, and what it raises.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from streamcrawl.crawl import Crawl, Resource
     from streamcrawl.errors import LeaseLost, QueueClosed, QueueGone
     from streamcrawl.queue.task_queue import Handle, QueueEmpty, QueueFull, TaskQueue
     from streamcrawl.response import Drop, Request, Response, Retry
 
 __version__ = "0.1.0"
 __all__ = [
+    "Crawl",
     "Drop",
     "Handle",
     "LeaseLost",
@@ -24,6 +26,7 @@ __all__ = [
     "QueueFull",
     "QueueGone",
     "Request",
+    "Resource",
     "Response",
     "Retry",
     "TaskQueue",
@@ -31,6 +34,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "streamcrawl.crawl": ("Crawl", "Resource"),
     "streamcrawl.response": ("Drop", "Request", "Response", "Retry"),
     "streamcrawl.queue.task_queue": ("Handle", "QueueEmpty", "QueueFull", "TaskQueue"),
     "streamcrawl.errors": ("LeaseLost", "QueueClosed", "QueueGone"),

@@ -231,5 +231,9 @@ class ParseError(StageError):
     pass
 
 
+class StartError(StageError):
+    """What a program opens at the start of a worker could not be opened; the next worker tries again."""
+
+
 class SinkError(StageError):
     """A sink could not write. The batch stays unacknowledged; nothing is lost."""

@@ -6,16 +6,21 @@ any number of `Request`s (they go to the frontier) and items (anything else; the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from selectolax.lexbor import LexborHTMLParser
 
 from streamcrawl.rules.charset import charset_of, decode_body
-from streamcrawl.rules.parse import Page, parse_html
+from streamcrawl.rules.parse import Page, bounded_markup, parse_html
 from streamcrawl.rules.sniff import SNIFFED_BYTES, BodyKind, body_kind
+from streamcrawl.rules.task import NO_ASK, Ask, Level
 from streamcrawl.rules.urls import canonical_url
 
 if TYPE_CHECKING:
+    from selectolax.lexbor import LexborNode
+
     from streamcrawl.rules.task import CrawlTask
     from streamcrawl.web.fetcher import Answer
 
@@ -40,10 +45,55 @@ class Drop(Exception):
         self.reason = reason
 
 
+META_MAX_BYTES: Final = 4096
+"""Of `meta` as JSON: it is kept in Redis with its task, of which there may be millions."""
+BODY_MAX_BYTES: Final = 16_384
+"""Of a request's body, for the same reason."""
+_METHOD: Final = re.compile(r"[A-Z]{1,16}")
+_LEVELS: Final[dict[str, Level]] = {"high": Level.HIGH, "normal": Level.NORMAL, "low": Level.LOW}
+
+
 class Request(msgspec.Struct, frozen=True):
-    """A URL to fetch; relative to nothing: make it with `Response.follow`."""
+    """Something to fetch; its URL is relative to nothing: `Response.follow` makes one of a link.
+
+    Raises:
+        ValueError: a part of it will not do.
+    """
 
     url: str
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Among the tasks of its host."""
+    label: str = ""
+    """Which handler gets the page: that of `@crawl.page(label=...)`."""
+    meta: Any = None
+    """Any JSON, at most META_MAX_BYTES: `Response.meta` of the page."""
+    method: str = "GET"
+    headers: dict[str, str] = {}
+    body: str = ""
+    """Two requests with the same URL, method and body are one; headers, label and meta make no other of it."""
+
+    def __post_init__(self) -> None:
+        if self.priority not in _LEVELS:
+            raise ValueError(f"priority {self.priority!r} is none of {', '.join(_LEVELS)}")
+        if not _METHOD.fullmatch(self.method):
+            raise ValueError(f"method {self.method!r} is none: write GET, POST, …")
+        if self.meta is not None and len(msgspec.json.encode(self.meta)) > META_MAX_BYTES:
+            raise ValueError(
+                f"meta is over {META_MAX_BYTES} bytes as JSON: keep it in a store of yours, and its key here"
+            )
+        if len(self.body.encode()) > BODY_MAX_BYTES:
+            raise ValueError(f"the body is over {BODY_MAX_BYTES} bytes")
+
+    @property
+    def level(self) -> Level:
+        return _LEVELS[self.priority]
+
+    @property
+    def ask(self) -> Ask:
+        """What it asks for beside the URL, as its task keeps it."""
+        if not (self.label or self.headers or self.body) and self.meta is None and self.method == "GET":
+            return NO_ASK
+        return Ask(method=self.method, headers=self.headers, body=self.body, label=self.label, meta=self.meta)
 
 
 class Response:
@@ -60,11 +110,16 @@ class Response:
         self.content_type = answer.content_type
         self.depth = task.depth
         self.referrer = task.referrer
+        self.label = task.ask.label
+        """Of the request that brought this page; '' for a link that was merely followed."""
+        self.meta: Any = task.ask.meta
+        """What the request carried along; None for nothing."""
         self._charset_header = answer.charset_header
         self._links_max = links_max
         self._page: Page | None = None
         self._charset: str | None = None
         self._kind: BodyKind | None = None
+        self._tree: LexborHTMLParser | None = None
 
     @property
     def kind(self) -> BodyKind:
@@ -105,6 +160,16 @@ class Response:
         """The body as text; bytes that do not fit its encoding are replaced."""
         return decode_body(self.body, self.charset)
 
+    def css(self, selector: str) -> list[LexborNode]:
+        """Return the elements that a CSS selector finds, in document order; see `text()` and `attributes` of each."""
+        if self._tree is None:
+            self._tree = LexborHTMLParser(bounded_markup(self.text))
+        return self._tree.css(selector)
+
+    def css_first(self, selector: str) -> LexborNode | None:
+        """Return the first element that a CSS selector finds; None when there is none."""
+        return next(iter(self.css(selector)), None)
+
     def json(self) -> Any:
         """Return the body decoded as JSON.
 
@@ -117,13 +182,23 @@ class Response:
         """Return the canonical URLs that the page links to, distinct, in document order."""
         return self.page.links
 
-    def follow(self, link: str) -> Request:
-        """Return a request for a link of this page, resolved against its base.
+    def follow(
+        self,
+        link: str,
+        *,
+        priority: Literal["high", "normal", "low"] = "normal",
+        label: str = "",
+        meta: Any = None,
+        method: str = "GET",
+        headers: dict[str, str] | None = None,
+        body: str = "",
+    ) -> Request:
+        """Return a request for a link of this page, resolved against its base; the rest is as `Request` takes it.
 
         Raises:
-            ValueError: the link is no http(s) URL.
+            ValueError: the link is no http(s) URL, or a part of the request will not do.
         """
         url = canonical_url(link, self.page.base)
         if url is None:
             raise ValueError(f"{link!r} is not an http(s) URL")
-        return Request(url)
+        return Request(url, priority, label, meta, method, headers or {}, body)

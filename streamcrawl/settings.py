@@ -198,6 +198,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_max_bytes: int | None = None
     sink_waiting_max: int = 10_000
     """Records waiting in a sink's stream above 80 % of which fetching stops, until under 20 %."""
+    sink_max_bytes: int = 64_000_000
+    """The same of their bytes: those of an archive hold whole bodies, compressed."""
+
+    # -- outputs
+    rotate_size_bytes: int | None = None
+    """Files of an output are finished when they have so many bytes, and another one is begun."""
+    rotate_every_ms: int | None = None
+    """The same when the first record of one is that old."""
+    stage_waiting_max: int = 1000
+    """Items waiting in the stream of a program's stage above 80 % of which what feeds it stops, until under 20 %. Never
+    less than two batches, or two rounds of its live slots."""
+    stage_max_bytes: int = 64_000_000
+    """The same by the length of all items in the stream."""
 
     @property
     def agent_header(self) -> str:
@@ -311,6 +324,14 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
     "memory_max_bytes": (_TUNABLE, "compared at every look at the memory"),
     "sink_waiting_max": (_TUNABLE, "compared at every commit"),
+    "sink_max_bytes": (_TUNABLE, "compared at every commit"),
+    "rotate_size_bytes": (
+        _IDENTITY,
+        "the names of the files are made by it, and how far they are written is counted by them",
+    ),
+    "rotate_every_ms": (_IDENTITY, "as the size is: the two together decide what the files are called"),
+    "stage_waiting_max": (_TUNABLE, "compared at every commit"),
+    "stage_max_bytes": (_TUNABLE, "compared at every commit"),
 }
 """The class of every setting, and why: what it would break, or where a new value takes hold. `name` has none."""
 
@@ -685,6 +706,24 @@ def _read_toml(field: str, value: Any) -> Any:
     return read_value(field, str(value))
 
 
+def of_program(said: Mapping[str, Any]) -> dict[str, Given]:
+    """Return the settings that a program says of its crawl, by field: names and values as in a settings file.
+
+    Raises:
+        ConfigError: one of them is no setting, or its value cannot be read.
+    """
+    found = {}
+    for name, value in said.items():
+        if name not in _KEYS:
+            raise ConfigError(f"Crawl(…, {name}=…): there is no such setting; the nearest is {_nearest(name, _KEYS)!r}")
+        field = _FIELD_BY_NAME[name]
+        try:
+            found[field] = Given(_read_toml(field, list(value) if isinstance(value, tuple) else value), "the program")
+        except ConfigError as error:
+            raise ConfigError(f"Crawl(…, {name}={value!r}): {error}") from error
+    return found
+
+
 def _read_other(key: str, value: Any) -> str | bool:
     if _OTHER_KEYS[key] is str:
         if not isinstance(value, str):
@@ -727,6 +766,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
+    "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
+    "stage_waiting_max": 1, "stage_max_bytes": 1,
 }  # fmt: skip
 
 

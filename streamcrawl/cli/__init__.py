@@ -17,6 +17,7 @@ from streamcrawl.errors import ExitCode
 
 _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
+    "run": ("streamcrawl.cli.run", "Run a program of yours: fetch, stages and sinks."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
     "exporter": ("streamcrawl.cli.exporter", "Show crawls to Prometheus and to autoscalers."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),

@@ -44,13 +44,6 @@ BOUNDS: Final = "Bounds"
 WATCHING: Final = "Watching it"
 
 
-def _only_output(_: click.Context, __: click.Parameter, paths: tuple[str, ...]) -> str | None:
-    """Return the one path that was given; click by itself would take the last of several and say nothing."""
-    if len(paths) > 1:
-        raise click.BadParameter(f"{' and '.join(paths)}: only one output can be written")
-    return paths[0] if paths else None
-
-
 def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=GroupedOption, group=group, **kwargs)
 
@@ -200,14 +193,34 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 @_option(
     "-o",
     "--output",
-    metavar="FILE.jsonl",
+    "outputs",
+    metavar="FILE|URL",
     type=OnePath(),
     envvar=ENVIRONMENT_PREFIX + "OUTPUT",
     multiple=True,
-    callback=_only_output,
     group=OUTPUT,
-    help="One JSON object a line for every page, each exactly once, whatever crashes. Default: NAME.jsonl. "
-    f"[{ENVIRONMENT_PREFIX}OUTPUT]",
+    help="Where the pages go, each exactly once, whatever crashes: FILE.jsonl, FILE.csv, FILE.parquet, FILE.warc.gz "
+    "(what went over the wire), sqlite:///FILE.db or postgresql://USER@HOST/DATABASE. May be repeated. Default: "
+    f"NAME.jsonl. [{ENVIRONMENT_PREFIX}OUTPUT]",
+)
+@_option(
+    "--rotate-size",
+    "rotate_size_bytes",
+    type=Size(),
+    metavar="SIZE",
+    group=OUTPUT,
+    setting="rotate_size_bytes",
+    help="Finish a file at this size and begin the next: FILE-00001.jsonl, FILE-00002.jsonl, …; the one that is "
+    "written is called FILE-00003.jsonl.part. Fixed when the crawl is created. Default: one file.",
+)
+@_option(
+    "--rotate-every",
+    "rotate_every_ms",
+    type=Duration(),
+    metavar="TIME",
+    group=OUTPUT,
+    setting="rotate_every_ms",
+    help="The same at this age of its first record.",
 )
 @_option(
     "--json",

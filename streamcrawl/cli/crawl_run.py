@@ -12,8 +12,8 @@ import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,13 +21,15 @@ import msgspec
 from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
-    SUFFIX,
+    check_databases,
     check_memory,
-    check_output,
+    check_outputs,
+    check_program,
     merged_scope,
-    new_sink,
+    new_sinks,
     seeds_state,
     settings_of_new_crawl,
+    tell_flow,
 )
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
@@ -38,12 +40,13 @@ from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
-from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.sinks.targets import DEFAULT_ENDING, delete_files, read_target
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
 from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
 from streamcrawl.work.nursery import early_nursery
+from streamcrawl.work.program import load_program
 from streamcrawl.work.seeds import (
     COMPLAINTS_MAX,
     STDIN,
@@ -60,9 +63,12 @@ from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import click
     from redis.asyncio import Redis
+
+    from streamcrawl.work.program import Program
 
 
 _SEEDS_STORED_MAX: Final = 1000
@@ -76,8 +82,10 @@ class CrawlOptions:
 
     urls: tuple[str, ...] = ()
     """Seeds, sitemaps among them in the form of a line of a file (`sitemap_seed`)."""
+    app: str = ""
+    """`module:attribute` of a program; '' for a plain crawl."""
     seeds: str | None = None
-    output: str | None = None
+    outputs: tuple[str, ...] = ()
     name: str | None = None
     redis_url: str | None = None
     is_fresh: bool = False
@@ -94,11 +102,14 @@ class CrawlOptions:
     @classmethod
     def from_click(cls, context: click.Context) -> CrawlOptions:
         options = context.params
-        own = {name: options[name] for name in ("seeds", "output", "name", "redis_url", "is_json", "is_quiet")}
+        own: dict[str, Any] = {
+            name: options[name] for name in ("seeds", "outputs", "name", "redis_url", "is_json", "is_quiet")
+        }
         own |= {name: options[name] for name in ("log_format", "log_level")}
         return cls(
             **own,
-            urls=(*options["urls"], *map(sitemap_seed, options["given_sitemaps"])),
+            urls=(*options.get("urls", ()), *map(sitemap_seed, options["given_sitemaps"])),
+            app=options.get("app", ""),
             is_fresh=options["fresh"],
             is_resume=options["resume"],
             settings=given_settings(context),
@@ -112,14 +123,37 @@ def crawl(options: CrawlOptions) -> ExitCode:
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
+    if not options.app:
+        return _crawl(options, None, early_nursery())
+    # Before the program is imported: a fork would copy the locks and connections that its modules may hold.
+    with early_nursery():
+        program = load_program(options.app)
+        return _crawl(_of_program(options, program), program, nullcontext())
+
+
+def _crawl(options: CrawlOptions, program: Program | None, nursery: AbstractContextManager[None]) -> ExitCode:
     _check(options)
-    run = _Crawl(options)
+    run = _Crawl(options, program)
     try:
-        with early_nursery():
+        with nursery:
             return asyncio.run(run.run())
     except asyncio.CancelledError:
         run.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
+
+
+def _of_program(options: CrawlOptions, program: Program) -> CrawlOptions:
+    """Return what was typed, completed by what the program says."""
+    settings = program.settings | options.settings
+    if settings.get("handler", Given(None, "")).value is not None:
+        raise ConfigError(f"{settings['handler'].source} names a handler, and a program has its own: leave it out")
+    return replace(
+        options,
+        # Those of an option or a file instead, so that a program can be tried on other seeds.
+        urls=options.urls if options.urls or options.seeds or options.is_resume else program.seeds,
+        name=options.name if options.name is not None else program.name,
+        settings=settings,
+    )
 
 
 def _check(options: CrawlOptions) -> None:
@@ -137,16 +171,18 @@ def _check(options: CrawlOptions) -> None:
             raise ConfigError(f"--seeds {options.seeds} cannot be read: {error.strerror}") from error
     if not (options.urls or options.seeds or options.is_resume):
         raise ConfigError(
-            "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or --resume "
-            "to go on)"
+            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give --seeds FILE"
+            if options.app
+            else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or "
+            "--resume to go on)"
         )
-    check_output(options.output)
+    check_outputs(options.outputs)
 
 
 class _Crawl(Running):
     """One run of the command."""
 
-    def __init__(self, options: CrawlOptions) -> None:
+    def __init__(self, options: CrawlOptions, program: Program | None = None) -> None:
         super().__init__(
             is_quiet=options.is_quiet,
             is_json=options.is_json,
@@ -154,6 +190,7 @@ class _Crawl(Running):
             log_level=options.log_level,
         )
         self._options = options
+        self._program = program
         self._name = ""
 
     async def run(self) -> ExitCode:
@@ -174,7 +211,7 @@ class _Crawl(Running):
             if options.is_resume:
                 raise self._nothing_to_resume()
             if not options.is_fresh:
-                self._sinks(None, is_new=True)
+                await check_databases(self._sinks(None, settings, is_new=True))
         async with (
             self.watched(settings),
             crawl_store(
@@ -185,14 +222,14 @@ class _Crawl(Running):
                 log=self.tell,
             ) as store,
         ):
-            return await self._run_in(store, head, lines)
+            return await self._run_in(store, head, lines, settings)
 
-    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines) -> ExitCode:
+    async def _run_in(self, store: Store, head: list[SeedLine], lines: SeedLines, given: Settings) -> ExitCode:
         options, client = self._options, store.client
         state = await read_state(client, self._name)
         stored = read_stored(state)
         if options.is_fresh:
-            await self._delete(client, state, stored)
+            await self._delete(client, state, stored, given)
             state, stored = {}, None
         is_new = "epoch" not in state
         if options.is_resume:
@@ -201,8 +238,14 @@ class _Crawl(Running):
             if stored is None:
                 # Killed between its opening and the storing of its seeds: without them it would end as complete.
                 raise ConfigError(f"crawl {self._name!r} has no seeds yet: give them again, without --resume")
-        sinks = self._sinks(stored, is_new=is_new)
+        if stored is not None:
+            check_program(self._name, stored, is_program=self._program is not None)
+        sinks = self._sinks(stored, given, is_new=is_new)
+        if is_new:
+            await check_databases(sinks)
         crawl, settings, version = await self._open(store, state, sinks)
+        if self._program is not None:
+            await tell_flow(crawl, self._program, [sink.name for sink in sinks])
         if not head and stored is not None and state.get("closed") != "1":
             lines = self._stored_seeds(stored)
             head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
@@ -213,7 +256,10 @@ class _Crawl(Running):
             )
         pages_before = 0
         if is_new:
-            self.tell(f"crawling into {', '.join(sink.path for sink in sinks)}")
+            places = [sink.path for sink in sinks]
+            if self._program is not None:
+                places += [stage.name for stage in self._program.stages if stage.is_sink]
+            self.tell(f"crawling into {', '.join(places)}")
         else:
             pages_before = await self._join(store, crawl, sinks, settings)
         now_stored = self._as_stored(await seeds_state(scope, settings, stored), sinks, stored)
@@ -241,6 +287,8 @@ class _Crawl(Running):
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
+                app=options.app,
+                program=self._program,
                 feeding=(self._feed(seeds, again),),
             )
         )
@@ -352,27 +400,37 @@ class _Crawl(Running):
         return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
 
     def _resume_command(self) -> str:
+        if self._program is not None:
+            name = () if self._name == self._program.name else ("--name", self._name)
+            return shlex.join(["streamcrawl", "run", self._options.app, "--resume", *name, *self._options.place])
         return shlex.join(["streamcrawl", "crawl", "--resume", "--name", self._name, *self._options.place])
 
-    def _sinks(self, stored: Stored | None, *, is_new: bool) -> list[SinkSpec]:
+    def _sinks(self, stored: Stored | None, settings: Settings, *, is_new: bool) -> list[SinkSpec]:
         """Return where the records go: what is given, else what the crawl has, else NAME.jsonl."""
-        given = self._options.output
-        if stored is not None and not is_new:
-            sinks = [SinkSpec(sink, path) for sink, path in stored.sinks.items()]
-            paths = [sink.path for sink in sinks]
-            if given is not None and paths != [_absolute(given)]:
-                raise ConfigError(
-                    f"crawl {self._name!r} writes to {', '.join(paths)}: give the same -o or none, another --name, "
-                    "or --fresh to delete it and begin again"
-                )
-            return sinks
-        return [new_sink(given, self._name, is_new=is_new)]
+        given = self._options.outputs
+        if stored is None or is_new:
+            if not given and self._has_sinks:
+                return []
+            return new_sinks(given, self._name, settings, is_new=is_new)
+        places = list(stored.sinks.values())
+        targets = [read_target(one) for one in given or places]
+        if {target.place for target in targets} != set(places):
+            raise ConfigError(
+                f"crawl {self._name!r} writes to {', '.join(places) or 'no file'}: give the same -o or none, another "
+                "--name, or --fresh to delete it and begin again"
+            )
+        urls = {target.place: target.url for target in targets}
+        return [SinkSpec(sink, place, urls[place]) for sink, place in stored.sinks.items()]
 
-    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None) -> None:
-        """Delete a crawl and its output, and say what that was."""
-        paths = dict.fromkeys(stored.sinks.values() if stored is not None else ())
-        paths[_absolute(self._options.output or self._name + SUFFIX)] = None
-        files = [path for path in map(Path, paths) if path.is_file()]
+    @property
+    def _has_sinks(self) -> bool:
+        """Whether a program has sinks of its own, so that no file is written unless one is named."""
+        return self._program is not None and any(stage.is_sink for stage in self._program.stages)
+
+    async def _delete(self, client: Redis, state: Mapping[str, str], stored: Stored | None, settings: Settings) -> None:
+        """Delete a crawl and its output files, and say what that was."""
+        places = [*(stored.sinks.values() if stored is not None else ())]
+        places += self._options.outputs or ([] if self._has_sinks else [self._name + DEFAULT_ENDING])
         if "epoch" in state:
             status = await read_status(client, self._name)
             self.tell(
@@ -381,10 +439,12 @@ class _Crawl(Running):
             )
             # The crawl first: workers of it that are still alive elsewhere then stop and let their file go.
             await delete_crawl(client, self._name)
-        for path in files:
-            self.tell(f"fresh: deleting {path} ({counted(path.stat().st_size, 'byte')})")
-            with await asyncio.to_thread(JsonlFile, path):
-                path.unlink()
+        # As the deleted crawl called its files, and as the new one will.
+        its_own = make_settings(self._name, identity_in(state.get("identity")))
+        for place in dict.fromkeys(read_target(one).place for one in places):
+            for how in (its_own, settings):
+                for path, size in await asyncio.to_thread(delete_files, read_target(place), how):
+                    self.tell(f"fresh: deleting {path} ({counted(size, 'byte')})")
 
     async def _join(self, store: Store, crawl: Shards, sinks: Sequence[SinkSpec], settings: Settings) -> int:
         """Take a crawl over that is there already: alone on an embedded server, beside others elsewhere.
@@ -407,6 +467,8 @@ class _Crawl(Running):
                 back += await frontier.put_back(FETCH_STREAM, "", is_crash=False)
                 for sink in sinks:
                     await frontier.put_back(sink_stream(sink.name), "", is_crash=False)
+                for stage in self._program.stages if self._program is not None else ():
+                    await frontier.put_back(stage_stream(stage.line), "", is_crash=False)
             if back:
                 self.log(f"the last run did not end in order: {number(back)} pages that it had in hand are put back")
         mended = await crawl.reconcile()
@@ -425,6 +487,7 @@ class _Crawl(Running):
             # Canonical: what was typed may carry a password.
             seeds=[canonical_seed(url) for url in options.urls[:_SEEDS_STORED_MAX]] if has_seeds else before.seeds,
             seeds_file=seeds_file if has_seeds else before.seeds_file,
+            app=options.app or before.app,
             machine=before.machine or socket.gethostname(),
         )
 

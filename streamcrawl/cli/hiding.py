@@ -1,5 +1,5 @@
-"""Keeps a password that was typed in `--redis URL` or `--proxy URL` out of the list of processes, which everybody on a
-machine can read.
+"""Keeps a password that was typed in the URL of a Redis, a database or a proxy out of the list of processes, which
+everybody on a machine can read.
 
 The command starts itself once more, in the same process: with `***` for the password in its arguments, and the whole
 URL in its environment, which only its own user can read, until it has read it. For the moment before that, and for the
@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 _VARIABLE: Final = "_STREAMCRAWL_HIDDEN"
-_REDIS: Final = re.compile(r"(--redis=)?(rediss?(\+sentinel)?|unix)://", re.IGNORECASE)
+_STORE: Final = re.compile(r"(--redis=|--output=|-o=?)?(rediss?(\+sentinel)?|unix|postgres(ql)?)://", re.IGNORECASE)
 _PROXY: Final = re.compile(r"(--proxy=)?(https?|socks5h?)://\S*@", re.IGNORECASE)
 
 
@@ -27,7 +27,7 @@ def hide_passwords() -> None:
         place: word
         for place, word in enumerate(sys.argv)
         # A URL to crawl may look like a proxy; it is one where its option says so.
-        if place and (_REDIS.match(word) or (_PROXY.match(word) and _is_of_proxy(place)))
+        if place and (_STORE.match(word) or (_PROXY.match(word) and _is_of_proxy(place)))
     }
     if not suspects:
         return
@@ -49,8 +49,8 @@ def _is_of_proxy(place: int) -> bool:
 
 
 def _shown(word: str) -> str:
-    option, url = re.fullmatch(r"(--redis=|--proxy=)?(.*)", word, re.DOTALL).groups("")  # type: ignore[union-attr]
-    if _REDIS.match(url):
+    option, url = re.fullmatch(r"(--redis=|--proxy=|--output=|-o=?)?(.*)", word, re.DOTALL).groups("")  # type: ignore[union-attr]
+    if _STORE.match(url):
         from streamcrawl.store.connection import redacted  # redis-py, which --help does not wait for
 
         return option + redacted(url)

@@ -7,9 +7,6 @@ where the seeds may lie inside a network of one's own.
 from __future__ import annotations
 
 import asyncio
-import os
-from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ConfigError
@@ -18,7 +15,8 @@ from streamcrawl.rules.proxies import parse_proxies
 from streamcrawl.rules.scope import SEEDS_KEPT_MAX, Scope
 from streamcrawl.rules.urls import hostname_of
 from streamcrawl.settings import CLASSES, Given, SettingClass
-from streamcrawl.sinks.jsonl import check_writable
+from streamcrawl.sinks.files import check_writable
+from streamcrawl.sinks.targets import DEFAULT_ENDING, check_database, check_target, read_target
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.work.seeds import seed_url
 from streamcrawl.work.supervisor import SinkSpec
@@ -29,13 +27,14 @@ if TYPE_CHECKING:
     from streamcrawl.cli.running import Stored
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
+    from streamcrawl.store.shards import Shards
+    from streamcrawl.work.program import Program
     from streamcrawl.work.seeds import SeedLine
 
 SEEDS_FOR_SCOPE_MAX: Final = 10_000
 """Seeds read ahead to find out which hosts the crawl is about; a scope remembers 1,000 of them."""
 LOOKUP_S: Final = 3.0
 """For the names of seeds, all at once: who does not answer in that time counts as public."""
-SUFFIX: Final = ".jsonl"
 
 
 def settings_of_new_crawl(given: Mapping[str, Given]) -> dict[str, Given]:
@@ -48,28 +47,33 @@ def settings_of_new_crawl(given: Mapping[str, Given]) -> dict[str, Given]:
     return own
 
 
-def check_output(path: str | None) -> None:
-    """Raise ConfigError for an output that could not be written; None is the default."""
-    if path is None:
-        return
-    if not path.endswith(SUFFIX):
-        raise ConfigError(f"-o {path}: the only format is JSON lines; name the file FILE{SUFFIX}")
-    check_writable(Path(path))
+def check_outputs(given: Sequence[str]) -> None:
+    """Raise ConfigError for outputs that could not be written; none is the default."""
+    targets = [read_target(one) for one in given]
+    for target in targets:
+        if target.path is not None:
+            check_writable(target.path)
+        if [other.place for other in targets].count(target.place) > 1:
+            raise ConfigError(f"-o {target.place} is given twice")
 
 
-def new_sink(given: str | None, name: str, *, is_new: bool) -> SinkSpec:
-    """Return where the records of a crawl go: to the given file, else to NAME.jsonl in this folder.
+def new_sinks(given: Sequence[str], name: str, settings: Settings, *, is_new: bool) -> list[SinkSpec]:
+    """Return where the records of a crawl go: to what is given, else to NAME.jsonl in this folder.
 
     Raises:
         ConfigError: it cannot be written, or a new crawl would write behind what something else has written.
     """
-    path = Path(os.path.abspath(given if given is not None else name + SUFFIX))
-    check_writable(path)
-    if is_new and path.exists() and path.stat().st_size:
-        raise ConfigError(
-            f"{path} exists and is not of this crawl: name another file with -o, or delete it, or give --fresh"
-        )
-    return SinkSpec(f"out-{blake2b(str(path).encode(), digest_size=4).hexdigest()}", str(path))
+    targets = [read_target(one) for one in given or [name + DEFAULT_ENDING]]
+    for target in targets:
+        check_target(target, settings, is_new=is_new)
+    return [SinkSpec(target.name, target.place, target.url) for target in targets]
+
+
+async def check_databases(sinks: Sequence[SinkSpec]) -> None:
+    """Raise ConfigError when a database among the outputs does not take us."""
+    for sink in sinks:
+        if sink.url:
+            await check_database(read_target(sink.url))
 
 
 def check_memory(store: Store, settings: Settings) -> None:
@@ -125,3 +129,38 @@ async def seeds_state(scope: Scope, settings: Settings, stored: Stored | None) -
         if name in known and Network.PUBLIC not in {network_of(address) for address in known[name]}
     }
     return {**state, "resolved": inside} if inside else state
+
+
+def check_program(name: str, stored: Stored, *, is_program: bool) -> None:
+    """Raise ConfigError when a crawl was begun by a program and is now worked at without, or the other way round."""
+    if stored.app and not is_program:
+        raise ConfigError(
+            f"crawl {name!r} is of a program, without which its pages would go nowhere: streamcrawl run {stored.app}, "
+            f"or streamcrawl worker {stored.app}"
+        )
+    if is_program and not stored.app:
+        raise ConfigError(f"crawl {name!r} was begun without a program: give another --name, or --fresh to delete it")
+
+
+async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> None:
+    """Tell a crawl of the stages of a program; those it has already stay.
+
+    Raises:
+        ConfigError: items wait for a stage that the program has no more, in no version, so nobody would read them.
+    """
+    lines = [stage.line for stage in program.stages]
+    names = {stage.name for stage in program.stages}
+    for frontier in crawl:
+        known = await frontier.flow([], b"{}")
+        for line in known:
+            if line.partition("@")[0] in names:
+                continue
+            waiting = await frontier.items_left(line)
+            if waiting:
+                raise ConfigError(
+                    f"{waiting} items are left for stage {line!r}, which this program does not have: run the program "
+                    f"that has it until they are done (streamcrawl worker MODULE:ATTRIBUTE --stage {line}), or --fresh"
+                )
+    flow = program.flow(outputs)
+    for frontier in crawl:
+        await frontier.flow(lines, flow)

@@ -139,10 +139,11 @@ _LETTER_HEAD = f"{'id':<20}  {'died at':<20}  {'reason':<18}  {'tries':>5}  {'st
 
 
 def _letter_line(letter: Letter, shards: int) -> str:
-    tries = "" if letter.task is None else letter.task.attempt
+    tries = (letter.attempt or "") if letter.task is None else letter.task.attempt
+    kind = f" (item of {letter.stage})" if letter.is_item else "" if letter.kind == "page" else f" ({letter.kind} task)"
     return (
         f"{letter.name(shards):<20}  {moment(letter.died_at_ms):<20}  {letter.reason:<18}  {tries:>5}  "
-        f"{letter.last_status or '-':>6}  {letter.url}{'' if letter.kind == 'page' else f' ({letter.kind} task)'}"
+        f"{letter.last_status or '-':>6}  {letter.url}{kind}"
     )
 
 

@@ -25,6 +25,7 @@ from streamcrawl.ops.audit import audit
 from streamcrawl.ops.progress import Progress
 from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
+from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
     from streamcrawl.store.shards import Shards
+    from streamcrawl.work.program import Program
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +48,11 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: dict[str, Any]
     sinks: dict[str, str]
-    """Name in Redis -> absolute path."""
+    """Name in Redis -> absolute path, or URL of a database without its password."""
     seeds: list[str] = []
     seeds_file: str | None = None
+    app: str = ""
+    """The program whose crawl it is, as it was named; '' for a plain crawl."""
     machine: str = ""
     """Where it was created, and an output is begun that nobody has written to yet."""
 
@@ -92,6 +96,11 @@ class Job:
     where they were written last. None for who may begin and continue them here."""
     stays_for: Collection[str] = ()
     """Words of the end after which this process waits for more."""
+    app: str = ""
+    """Where the program is; '' for a plain crawl."""
+    program: Program | None = None
+    only: Collection[str] = ()
+    """Stages that run here; empty for all."""
     feeding: Sequence[Coroutine[Any, Any, None]] = field(default_factory=tuple)
     """What else runs as long as the workers do: seeds that are offered, until `Running.stop_feeding`."""
 
@@ -199,6 +208,9 @@ class Running:
             version=job.version,
             stays_for=job.stays_for,
             memory_default_bytes=None if job.store.embedded is None else MEMORY_DEFAULT_BYTES,
+            app=job.app,
+            program=job.program,
+            only=job.only,
             log=self.log,
         )
         started = time.monotonic()
@@ -223,10 +235,12 @@ class Running:
                 stored: Any = await job.crawl.client.hget(job.crawl.first.keys.offsets, f"{sink.name}:owner")
             owner = (stored or b"").decode()
             machine = machine_of(owner) or job.home or here
-            if machine != here and (owner in alive or job.home is not None):
+            if sink.path and machine != here and (owner in alive or job.home is not None):
                 self.tell(f"{sink.path} is written on {machine}; this machine only fetches")
                 found.append(SinkSpec(sink.name, ""))
             else:
+                if sink.path:
+                    read_target(sink.path)  # what it needs is installed, or this ends now, in one line
                 found.append(sink)
         return found
 

@@ -87,7 +87,7 @@ def command(context: click.Context, /, **_: object) -> ExitCode:
     return seed(
         SeedOptions(
             path=options["file"],
-            **{name: options[name] for name in ("name", "redis_url", "output", "creates", "keeps_open")},
+            **{name: options[name] for name in ("name", "redis_url", "outputs", "creates", "keeps_open")},
             **{name: options[name] for name in ("is_json", "is_quiet", "log_format", "log_level")},
             settings=given_settings(context),
             place=place_of(context),
@@ -100,7 +100,7 @@ def _options_of_a_crawl() -> list[click.Parameter]:
     return [
         option
         for option in crawl_command.params
-        if option.name == "output" or (option.name in CLASSES and CLASSES[option.name][0] is not SettingClass.LOCAL)
+        if option.name == "outputs" or (option.name in CLASSES and CLASSES[option.name][0] is not SettingClass.LOCAL)
     ]
 
 

@@ -24,10 +24,11 @@ from streamcrawl.cli import contact
 from streamcrawl.cli.fleet import LINE_S, Showing
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
+    check_databases,
     check_memory,
-    check_output,
+    check_outputs,
     merged_scope,
-    new_sink,
+    new_sinks,
     seeds_state,
     settings_of_new_crawl,
 )
@@ -39,6 +40,7 @@ from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, number
 from streamcrawl.settings import Given, check_name, make_settings
+from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.shards import join_crawl, open_crawl
 from streamcrawl.store.tuning import encode_given, read_tuned, settings_of
@@ -66,7 +68,7 @@ class SeedOptions:
     name: str
     path: str
     redis_url: str | None = None
-    output: str | None = None
+    outputs: tuple[str, ...] = ()
     creates: bool = False
     keeps_open: bool = False
     is_json: bool = False
@@ -87,7 +89,7 @@ def seed(options: SeedOptions) -> ExitCode:
     """
     check_name(options.name)
     if options.creates:
-        check_output(options.output)
+        check_outputs(options.outputs)
     if options.path != STDIN:
         try:
             with open(options.path, "rb"):
@@ -199,8 +201,8 @@ class _Seeding:
         if is_new:
             return await self._create(store, lines)
         stored = read_stored(state)
-        if options.output is not None and stored is not None:
-            self._tell_of_output(options.output, list(stored.sinks.values()))
+        if stored is not None:
+            self._tell_of_outputs(list(stored.sinks.values()))
         await upgrade_crawl(store.client, options.name, is_alone=store.embedded is not None, log=self.log)
         crawl = await join_crawl(store.client, options.name)
         settings = settings_of(crawl, options.name, (await read_tuned(crawl)).given)
@@ -210,16 +212,19 @@ class _Seeding:
                 await store.client.config_set("maxmemory", settings.memory_max_bytes or MEMORY_DEFAULT_BYTES)
         return crawl, settings
 
-    def _tell_of_output(self, given: str, paths: list[str]) -> None:
-        if os.path.abspath(given) not in paths:
-            self.log(f"-o {given} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
+    def _tell_of_outputs(self, paths: list[str]) -> None:
+        for given in self._options.outputs:
+            place = read_target(given).place
+            if place not in paths:
+                self.log(f"-o {place} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options
         own = settings_of_new_crawl(options.settings)
         settings = make_settings(options.name, {**options.settings, **own})
         check_memory(store, settings)
-        sink = new_sink(options.output, options.name, is_new=True)
+        sinks = new_sinks(options.outputs, options.name, settings, is_new=True)
+        await check_databases(sinks)
         head = await lines.peek(SEEDS_FOR_SCOPE_MAX)
         if not any(seed_url(line.text)[0] for line in head):
             for line in head[:COMPLAINTS_MAX]:
@@ -230,13 +235,15 @@ class _Seeding:
             self.tell(
                 f"scope: {number(scope.seeds_cut)} seeds are beyond the hosts that a crawl remembers; see --scope"
             )
-        crawl, is_new = await open_crawl(store.client, settings, sinks=[sink.name], given=encode_given(own))
+        crawl, is_new = await open_crawl(
+            store.client, settings, sinks=[sink.name for sink in sinks], given=encode_given(own)
+        )
         # Its seeds are not stored: who resumes the crawl shall not offer them, this command does.
         state = await seeds_state(scope, settings, None)
-        stored = Stored(scope=state, sinks={sink.name: sink.path}, machine=socket.gethostname())
+        stored = Stored(scope=state, sinks={sink.name: sink.path for sink in sinks}, machine=socket.gethostname())
         await crawl.first.control(crawl=msgspec.json.encode(stored).decode())
         if is_new:
-            self.tell(f"crawl {options.name} begun, into {sink.path}")
+            self.tell(f"crawl {options.name} begun, into {', '.join(sink.path for sink in sinks)}")
             if contact.is_missing(settings, state):
                 self.log(contact.MISSING)
         return crawl, settings

@@ -30,7 +30,22 @@ if TYPE_CHECKING:
 
 
 @click.command("worker", cls=GroupedCommand, context_settings=CONTEXT)
-@click.argument("name")
+@click.argument("name", metavar="NAME|MODULE:ATTRIBUTE")
+@click.option(
+    "--stage",
+    "stages",
+    metavar="S",
+    multiple=True,
+    cls=GroupedOption,
+    help="Of a program: work for this stage only; may be repeated. `page` is the fetch. Default: all.",
+)
+@click.option(
+    "--name",
+    "crawl_name",
+    metavar="NAME",
+    cls=GroupedOption,
+    help="Of a program: the crawl, where `run` gave it another name than the program has.",
+)
 @redis_option(help="Redis that keeps the crawl, the same for all of its workers. [STREAMCRAWL_REDIS]")
 @click.option(
     "--processes",
@@ -116,6 +131,8 @@ if TYPE_CHECKING:
 @guarded
 def command(
     name: str,
+    stages: tuple[str, ...],
+    crawl_name: str | None,
     redis_url: str | None,
     processes: int | None,
     concurrency: int | None,
@@ -132,7 +149,7 @@ def command(
     log_level: str,
     debug: bool,
 ) -> ExitCode:
-    """Work at the crawl NAME on a shared Redis: fetch with everybody else who does, until it ends.
+    """Work at the crawl NAME on a shared Redis, or at that of a program, with everybody else who does, until it ends.
 
     May be started on any machine, as often as wanted, at any moment: one that comes before its crawl waits for it, and
     Ctrl-C or SIGTERM stops it in order, with nothing lost, repeated or left behind. While the crawl is paused, or
@@ -143,6 +160,7 @@ def command(
 
     \b
     streamcrawl worker wide --redis redis://10.0.0.5:6379/0 --processes 4
+    streamcrawl worker shop:crawl --stage priced --redis redis://10.0.0.5:6379/0
     """
     from streamcrawl.cli.worker_run import work
 
@@ -152,6 +170,8 @@ def command(
         redis_url,
         given=given_settings(context),
         place=place_of(context),
+        stages=stages,
+        crawl_name=crawl_name,
         is_json=is_json,
         is_quiet=is_quiet,
         log_format=log_format,

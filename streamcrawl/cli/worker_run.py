@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from streamcrawl.cli.opening import check_program, tell_flow
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import Store, existing_store
 from streamcrawl.errors import ConfigError, ExitCode
@@ -21,12 +24,15 @@ from streamcrawl.store.tuning import read_tuned, settings_of
 from streamcrawl.store.upgrade import upgrade_crawl
 from streamcrawl.work.loops import Patience, until_answered
 from streamcrawl.work.nursery import early_nursery
+from streamcrawl.work.program import PAGE, load_program
 from streamcrawl.work.supervisor import SinkSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from streamcrawl.settings import Settings
+    from streamcrawl.work.program import Program
 
 LOOK_S: Final = 0.5
 """Between two looks for a crawl that is not there yet."""
@@ -38,6 +44,8 @@ def work(
     *,
     given: Mapping[str, Given],
     place: tuple[str, ...],
+    stages: tuple[str, ...] = (),
+    crawl_name: str | None = None,
     is_json: bool,
     is_quiet: bool,
     log_format: str,
@@ -48,10 +56,28 @@ def work(
     Args:
         given: Settings from options, environment and file. Those of this machine are used; the crawl has the others.
         place: Options that say where the crawl is kept, for the command that goes on.
+        stages: Of a program: those to work for; empty for all.
+        crawl_name: Of a program's crawl, where it is not the program's own.
 
     Raises:
         StreamcrawlError: one line for the person who typed it, with the exit code.
     """
+    make = partial(_Worker, given=given, place=place, is_json=is_json, is_quiet=is_quiet)
+    make = partial(make, log_format=log_format, log_level=log_level)
+    if ":" not in name:
+        if stages or crawl_name:
+            raise ConfigError("--stage and --name are for programs: streamcrawl worker MODULE:ATTRIBUTE --stage S")
+        return _work(make(_local(name, redis_url, given)), redis_url, early_nursery())
+    # Before the program is imported: a fork would copy the locks and connections that its modules may hold.
+    with early_nursery():
+        program = load_program(name)
+        only = tuple(PAGE if stage == PAGE else program.stage(stage).name for stage in stages)
+        worker = make(_local(crawl_name or program.name, redis_url, given), app=name, program=program, only=only)
+        return _work(worker, redis_url, nullcontext())
+
+
+def _local(name: str, redis_url: str | None, given: Mapping[str, Given]) -> Settings:
+    """Return what was given for this machine; a setting that cannot be must not be found out when the crawl comes."""
     check_name(name)
     if redis_url is None:
         raise ConfigError(
@@ -59,16 +85,16 @@ def work(
             f"streamcrawl crawl --resume --name {name}"
         )
     local = {field: one for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
-    # A setting that cannot be must not be found out hours later, when the crawl comes.
     settings = make_settings(name, local)
     HostHeaders(settings.headers, settings.auth)
     parse_proxies(settings.proxies)
-    worker = _Worker(
-        settings, given, place, is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level
-    )
+    return settings
+
+
+def _work(worker: _Worker, redis_url: str | None, nursery: AbstractContextManager[None]) -> ExitCode:
     try:
-        with early_nursery():
-            return asyncio.run(worker.run(redis_url))
+        with nursery:
+            return asyncio.run(worker.run(redis_url or ""))
     except asyncio.CancelledError:
         worker.log("streamcrawl: interrupted")
         return ExitCode.STOPPED
@@ -80,13 +106,16 @@ class _Worker(Running):
     def __init__(
         self,
         local: Settings,
+        *,
         given: Mapping[str, Given],
         place: tuple[str, ...],
-        *,
         is_json: bool,
         is_quiet: bool,
         log_format: str,
         log_level: str,
+        app: str = "",
+        program: Program | None = None,
+        only: tuple[str, ...] = (),
     ) -> None:
         super().__init__(is_json=is_json, is_quiet=is_quiet, log_format=log_format, log_level=log_level)
         self._name = local.name
@@ -94,13 +123,20 @@ class _Worker(Running):
         """What was given for this machine; the crawl has the rest."""
         self._given = given
         self._place = place
+        self._app = app
+        self._program = program
+        self._only = only
+        """Stages of the program that this one works for; empty for all."""
 
     async def run(self, redis_url: str) -> ExitCode:
         self.listen()
         async with self.watched(self._local), existing_store(redis_url, self._name) as store:
             stored = await self._wait_for_crawl(store)
+            check_program(self._name, stored, is_program=self._program is not None)
             await upgrade_crawl(store.client, self._name, log=self.log)
             crawl = await join_crawl(store.client, self._name)
+            if self._program is not None:
+                await tell_flow(crawl, self._program, list(stored.sinks))
             tuned = await read_tuned(crawl)
             local = {field: one.value for field, one in self._given.items() if CLASSES[field][0] is SettingClass.LOCAL}
             settings = settings_of(crawl, self._name, tuned.given, **local)
@@ -121,13 +157,25 @@ class _Worker(Running):
                     settings=settings,
                     version=tuned.version,
                     scope=stored.scope,
-                    sinks=[SinkSpec(sink, path) for sink, path in stored.sinks.items()],
+                    # Who works for some stages leaves the files to others.
+                    sinks=[SinkSpec(sink, "" if self._only else path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
-                    resume=shlex.join(["streamcrawl", "worker", self._name, *self._place]),
+                    resume=shlex.join(self._command()),
+                    app=self._app,
+                    program=self._program,
+                    only=self._only,
                     home=stored.machine,
                     stays_for=("UNFED",),
                 )
             )
+
+    def _command(self) -> list[str]:
+        """Return the command that does this again."""
+        if self._program is None:
+            return ["streamcrawl", "worker", self._name, *self._place]
+        name = () if self._name == self._program.name else ("--name", self._name)
+        stages = [part for stage in self._only for part in ("--stage", stage)]
+        return ["streamcrawl", "worker", self._app, *stages, *name, *self._place]
 
     async def _wait_for_crawl(self, store: Store) -> Stored:
         """Return what the crawl was begun with, once it is there as a whole: who creates it stores that last."""

@@ -22,7 +22,7 @@ from streamcrawl.rules.task import Kind
 from streamcrawl.rules.traps import LeftOut
 from streamcrawl.settings import SCHEMA
 from streamcrawl.store.connection import NoGroup, mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, stage_stream
 from streamcrawl.store.keys import CRAWLS, GROUP, crawl_pattern, shard_in
 from streamcrawl.store.recount import Walk
 
@@ -61,7 +61,7 @@ class AuditReport:
     totals: dict[str, int] = field(default_factory=dict)
     """Of all shards together."""
     lines: list[str] = field(default_factory=list)
-    """Lines of the counts: page, robots, sitemap and each sink."""
+    """Lines of the counts: page, robots, sitemap, each output and each stage."""
     hosts: int = 0
     keys: int = 0
     are_seeds_counted: bool = True
@@ -186,7 +186,7 @@ async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
     """Compare what every shard must have alike; return the numbers of those that belong to the crawl."""
     keys = crawl.first.keys
     for look in range(_LOOKS_MAX):
-        states = await _states(crawl, "epoch", "schema", "identity", "sinks", "version")
+        states = await _states(crawl, "epoch", "schema", "identity", "sinks", "version", "stages")
         # A change of settings, and the opening of a crawl, go from shard to shard.
         if all(state == states[0] for state in states):
             break
@@ -196,7 +196,7 @@ async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
         raise CrawlGone("this crawl was deleted or begun afresh by someone else while it was recounted")
     for number, state in enumerate(states):
         for name, value, first in zip(
-            ("epoch", "schema", "identity", "sinks", "version"), state, states[0], strict=True
+            ("epoch", "schema", "identity", "sinks", "version", "stages"), state, states[0], strict=True
         ):
             if value != first:
                 report.fault(f"shard {number}: {name} is {value or 'missing'}, that of the first shard is {first}")
@@ -420,8 +420,14 @@ class _ShardAudit:
         def total(name: str) -> int:
             return totals.get(name, 0)
 
-        sinks = [name.removeprefix(f"{FETCH_STREAM}:") for name in look.streams if name != FETCH_STREAM]
-        self._report.lines = [*Kind, *sinks]
+        # Outputs and stages: line -> stream.
+        followers = {
+            name.removeprefix(f"{FETCH_STREAM}:").removeprefix("stream:"): name
+            for name in look.streams
+            if name != FETCH_STREAM
+        }
+        stages = [line for line, name in followers.items() if name == stage_stream(line)]
+        self._report.lines = [*Kind, *followers]
         for line in self._report.lines:
             places = {state: total(f"{line}.{state}") for state in _STATES}
             if total(f"{line}.created") != sum(places.values()):
@@ -460,12 +466,14 @@ class _ShardAudit:
                 counted, found = total(f"{line}.streamed"), look.entries.get(line, 0)
                 if counted != found:
                     self._fault(f"{FETCH_STREAM}: {line} counted {counted}, found {found} entries")
-        for sink in sinks:
-            length, _ = look.streams[sink_stream(sink)]
-            if length != total(f"{sink}.streamed"):
-                self._fault(f"{sink_stream(sink)}: counted {total(f'{sink}.streamed')}, found {length} entries")
+        for line, name in followers.items():
+            length, _ = look.streams[name]
+            if length != total(f"{line}.streamed"):
+                self._fault(f"{name}: counted {total(f'{line}.streamed')}, found {length} entries")
+            if not length and total(f"{line}.bytes"):
+                self._fault(f"{name}: counted {total(f'{line}.bytes')} bytes, found no entry")
         for state, found in (("delayed", look.delayed), ("dead", look.dead)):
-            counted = sum(total(f"{kind}.{state}") for kind in Kind)
+            counted = sum(total(f"{line}.{state}") for line in (*Kind, *stages))
             if counted != found:
                 self._fault(f"{state}: counted {counted}, found {found}")
 

@@ -23,7 +23,7 @@ from streamcrawl.errors import ConfigError, StoreError, fetch_error_kinds
 from streamcrawl.ops.metrics import counter, gauge
 from streamcrawl.ops.probes import healthy, unanswered
 from streamcrawl.ops.serving import Reply, exposition
-from streamcrawl.ops.status import STOPS, read_status
+from streamcrawl.ops.status import STAGE, STOPS, read_status, stream_key
 from streamcrawl.rules.sitemaps import Listed
 from streamcrawl.rules.task import DropReason, Kind
 from streamcrawl.rules.traps import LeftOut
@@ -126,8 +126,9 @@ class CrawlLook:
 
     def left(self, stage: StageStatus) -> int:
         """Return what a stage has to do in all, now or later."""
-        later = self.status.page("queued") + self.status.page("delayed") if stage.stage == FETCH else 0
-        return stage.waiting + stage.pending + later
+        status = self.status
+        later = status.queued + status.page("delayed") + status.sitemap("delayed") if stage.stage == FETCH else 0
+        return stage.waiting + stage.pending + stage.delayed + later
 
     def consumers(self, stage: StageStatus) -> list[WorkerStatus]:
         """Return the live workers of a stage."""
@@ -303,8 +304,8 @@ async def read_imbalance(client: Redis, status: Status) -> dict[tuple[str, str],
             pipe.hgetall(keys.totals)
             pipe.zcard(keys.delayed)
             pipe.xlen(keys.dead)
-            for stage in stages:
-                pipe.xlen(keys.fetch_stream if stage == FETCH else keys.sink_stream(stage))
+            for one in status.stages:
+                pipe.xlen(stream_key(keys, one.kind, one.stage))
             with mapped_errors():
                 answers: Any = await pipe.execute()
         stored, delayed, dead, *lengths = answers
@@ -405,11 +406,18 @@ def _of_crawls(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
             if value is not None:
                 made.add_metric([crawl.status.name], value)
         yield made
-    left_out = counter("links_left_out", "Links of pages that were taken for traps", ["crawl", "reason"])
-    for crawl in crawls:
-        for reason, count in crawl.status.links_left_out().items():
-            left_out.add_metric([crawl.status.name, reason], count)
-    yield left_out
+    reasons: tuple[tuple[str, str, Callable[[Status], Mapping[str, int]]], ...] = (
+        ("links_left_out", "Links of pages that were taken for traps", lambda status: status.links_left_out()),
+        ("host_refusals", "Times that a host said or showed that it is too much", lambda status: status.refusals()),
+        ("sitemaps_flawed", "Sitemaps with which something was wrong", lambda status: status.sitemaps_flawed()),
+        ("tasks_waited", "Times that a task was sent back to wait", lambda status: status.by_reason("waited")),
+    )
+    for name, help_, counts in reasons:
+        counted = counter(name, help_, ["crawl", "reason"])
+        for crawl in crawls:
+            for reason, count in counts(crawl.status).items():
+                counted.add_metric([crawl.status.name, reason], count)
+        yield counted
 
 
 def _of_stages(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
@@ -469,16 +477,20 @@ def _throttles(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
     for crawl in crawls:
         status = crawl.status
         words = {brake.word for brake in status.brakes}
+        followers = [stage.stage for stage in status.stages[1:]]
         held = {
             "paused": "PAUSED" in words,
             "budget": "BUDGET" in words,
             **{word.lower(): word in words for word in STOPS},
-            **{f"full:{stage.stage}": stage.stage in status.throttled.split(",") for stage in status.stages[1:]},
+            **{f"full:{name}": name in status.stages[0].held_by for name in followers},
         }
         for reason, is_held in held.items():
             now.add_metric([status.name, FETCH, reason], is_held)
             if reason in status.held_ms:
                 in_all.add_metric([status.name, FETCH, reason], status.held_ms[reason] / 1000)
+        for stage in status.stages:
+            for name in followers if stage.kind == STAGE else ():
+                now.add_metric([status.name, stage.stage, f"full:{name}"], name in stage.held_by)
     yield from (now, in_all)
 
 

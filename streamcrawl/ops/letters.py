@@ -22,6 +22,7 @@ from streamcrawl.errors import CodecError, ConfigError
 from streamcrawl.ops.words import host_test, moment
 from streamcrawl.rules.task import CrawlTask, Kind, decode_task, encode_task
 from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.keys import FETCH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -35,6 +36,10 @@ COUNTED_MAX: Final = 10_000
 """Newest letters that are looked at for a table of counts."""
 CODEC: Final = "codec"
 """The reason of letters whose task could not be read: what they carry in its place is none."""
+ITEM_SHOWN_BYTES: Final = 2000
+"""Of an item: one may have a page in it."""
+ITEM: Final = "item"
+"""The kind of a letter that is no task."""
 _ID: Final = re.compile(r"(?:(\d{1,4})/)?(\d{1,19}(?:-\d{1,19})?)")
 _LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task (kind_of in _hosts.lua)."""
@@ -65,14 +70,19 @@ class Letter:
     last_status: str
     worker: str
     task: CrawlTask | None
-    """None when it cannot be read; then it cannot be sent again either."""
+    """None when it cannot be read, and then it cannot be sent again either; and for an item."""
+    item_url: str = ""
+    """Of the page that an item comes from; '' for a task."""
+    attempt: int = 0
+    """Of an item."""
 
     @classmethod
     def read(cls, shard: int, entry_id: bytes, fields: dict[bytes, bytes]) -> Letter:
         texts = {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
         host, level, stored = texts.get("host", ""), texts.get("level", ""), fields.get(b"task", b"")
         task = None
-        if texts.get("reason") != CODEC:
+        stage = texts.get("stage", FETCH)
+        if stage == FETCH and texts.get("reason") != CODEC:
             with suppress(CodecError):
                 task = decode_task(host, level, stored)
         error, last_status, worker = (texts.get(name, "") for name in ("error", "last_status", "worker"))
@@ -88,15 +98,28 @@ class Letter:
             last_status=last_status,
             worker=worker,
             task=task,
+            item_url=texts.get("url", "") if stage != FETCH else "",
+            attempt=int(texts["attempt"]) if stage != FETCH and texts.get("attempt", "").isdecimal() else 0,
         )
 
     @property
     def url(self) -> str:
-        """The URL, or the host when there is none to be read."""
-        return self.host if self.task is None else self.task.url
+        """The URL, of an item that of its page, or the host when there is none to be read."""
+        return self.item_url or (self.host if self.task is None else self.task.url)
+
+    @property
+    def is_item(self) -> bool:
+        """Whether it is an item of a stage, and no task."""
+        return self.stage not in ("", FETCH)
+
+    @property
+    def is_sendable(self) -> bool:
+        return self.is_item or self.task is not None
 
     @property
     def kind(self) -> str:
+        if self.is_item:
+            return ITEM
         line = _LINE.match(self.stored)
         return line[1].decode() if line is not None and line[1].decode() in set(Kind) else Kind.PAGE
 
@@ -116,7 +139,7 @@ class Letter:
             "stage": self.stage,
             "reason": self.reason,
             "error": self.error,
-            "attempts": None if task is None else task.attempt,
+            "attempts": (self.attempt if self.is_item else None) if task is None else task.attempt,
             "crashes": None if task is None else task.crashes,
             "first_seen_at": "" if task is None else moment(task.discovered_ms),
             "died_at": moment(self.died_at_ms),
@@ -129,6 +152,8 @@ class Letter:
             "referrer": None if task is None else task.referrer,
             "redirects": [] if task is None else list(task.redirects),
         }
+        if self.is_item:
+            return found | {"item": self.stored[:ITEM_SHOWN_BYTES].decode("utf-8", "replace")}
         return found if task is not None else found | {"stored": self.stored.decode("utf-8", "replace")}
 
 
@@ -137,6 +162,7 @@ _GROUPS: Final[dict[str, Callable[[Letter], str]]] = {
     "status": lambda letter: letter.last_status,
     "worker": lambda letter: letter.worker,
     "kind": lambda letter: letter.kind,
+    "stage": lambda letter: letter.stage,
     "host": lambda letter: letter.host,
 }
 GROUPS: Final = tuple(_GROUPS)
@@ -327,8 +353,8 @@ async def totals_by_reason(crawl: Shards) -> dict[str, int]:
         with mapped_errors():
             totals: Any = await frontier.client.hgetall(frontier.keys.totals)
         for name, count in totals.items():
-            line, _, reason = name.decode().partition(".dead.")
-            if line in set(Kind) and reason and int(count):
+            _, _, reason = name.decode().partition(".dead.")
+            if reason and int(count):
                 counts[reason] += int(count)
     return dict(counts.most_common())
 
@@ -358,7 +384,8 @@ Watcher: TypeAlias = "Callable[[Tally], bool]"
 async def replay(
     crawl: Shards, where: Where, *, attempts: Attempts, limit: int | None, is_dry: bool, watch: Watcher
 ) -> Tally:
-    """Send letters back to the queues of their hosts, oldest first in each shard, at most `limit` of them.
+    """Send letters back, tasks to the queues of their hosts, items to their stages: oldest first in each shard, at most
+    `limit`.
 
     Words: QUEUED; ASKED (a robots task: its host asks again by itself); GONE (another replay or purge was faster);
     INVALID (its task cannot be read, or is not what the letter says); with `is_dry` FOUND, and nothing is changed.
@@ -367,8 +394,10 @@ async def replay(
     async def act(frontier: Frontier, letters: Sequence[Letter]) -> Iterable[str]:
         sent = [
             (letter.entry_id, letter.host, letter.level, encode_task(_again(letter.task, attempts)))
-            for letter in letters
             if letter.task is not None
+            else (letter.entry_id, "", "", b"keep" if attempts is Attempts.KEEP else b"")
+            for letter in letters
+            if letter.is_sendable
         ]
         words = await frontier.replay(sent) if sent else []
         return [*words, *["INVALID"] * (len(letters) - len(sent))]

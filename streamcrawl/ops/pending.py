@@ -18,7 +18,7 @@ from streamcrawl.ops.words import span
 from streamcrawl.rules.task import CrawlTask, decode_task
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import NoGroup, mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.keys import FETCH, GROUP
 from streamcrawl.store.tuning import read_tuned
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     shard: int
     stage: str
-    """`fetch`, or `fetch:<sink>`."""
+    """`fetch`, `fetch:<sink>` for an output, or a stage of a program."""
     entry_id: str
     consumer: str
     idle_ms: int
@@ -94,10 +94,13 @@ class Which:
 
 
 async def stages(crawl: Shards) -> list[str]:
-    """Return the stages of a crawl: `fetch`, and `fetch:<sink>` for each output."""
+    """Return the stages of a crawl: `fetch`, `fetch:<sink>` for each output, and those of its program."""
     with mapped_errors():
-        sinks: Any = await crawl.client.hget(crawl.first.keys.state, "sinks")
-    return [FETCH, *(f"{FETCH}:{name}" for name in (sinks or b"").decode().split(",") if name)]
+        sinks: Any
+        stages: Any
+        sinks, stages = await crawl.client.hmget(crawl.first.keys.state, ["sinks", "stages"])
+    outputs = [f"{FETCH}:{name}" for name in (sinks or b"").decode().split(",") if name]
+    return [FETCH, *outputs, *(name for name in (stages or b"").decode().split(",") if name)]
 
 
 async def rows(crawl: Shards, which: Which) -> AsyncGenerator[tuple[Frontier, list[Row]], None]:
@@ -236,6 +239,8 @@ def _what(fields: dict[bytes, bytes]) -> tuple[str, CrawlTask | None]:
     host = fields.get(b"host", b"").decode("utf-8", "replace")
     try:
         if b"item" in fields:
+            if b"url" in fields:
+                return fields[b"url"].decode("utf-8", "replace"), None
             item = msgspec.json.decode(fields[b"item"])
             return (str(item["url"]) if isinstance(item, dict) and "url" in item else "(a record without a url)"), None
         task = decode_task(host, fields.get(b"level", b"").decode(), fields.get(b"task", b""))
@@ -246,7 +251,10 @@ def _what(fields: dict[bytes, bytes]) -> tuple[str, CrawlTask | None]:
 
 def stream_of(stage: str) -> str:
     """Return the stream of a stage, without the crawl's prefix."""
-    return FETCH_STREAM if stage == FETCH else sink_stream(stage.removeprefix(f"{FETCH}:"))
+    if stage == FETCH:
+        return FETCH_STREAM
+    sink = stage.removeprefix(f"{FETCH}:")
+    return stage_stream(stage) if sink == stage else sink_stream(sink)
 
 
 def row_line(row: Row, shards: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -45,12 +45,14 @@ ALIVE_LEASES: Final = 3
 """A worker that has not beaten for so many leases is not alive, as beat.lua says too."""
 RATE_OVER_MS: Final = 30_000
 """Rates are over about this long: shorter ones jump with every slow host."""
+OUTPUT: Final = "output"
+STAGE: Final = "stage"
 RATE_LEAST_MS: Final = 1000
 _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
     "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
-    "seen", "samples", "version", "settings", "crawl",
+    "seen", "samples", "version", "settings", "crawl", "flow",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
@@ -76,7 +78,7 @@ class StageStatus:
     """One work stream, over all shards."""
 
     stage: str
-    """`fetch`, or the name of an output."""
+    """`fetch`, the name of an output, or a stage of a program."""
     waiting: int
     """Entries that nobody has read yet."""
     pending: int
@@ -89,6 +91,22 @@ class StageStatus:
     """Waiting entries above which what fills the stream stops; None when it has no mark."""
     mark_low: int | None = None
     """Under it filling goes on; None when that is the same."""
+    kind: str = FETCH
+    """fetch, output, or stage (of a program; its sinks too)."""
+    done: int = 0
+    """Of a stage, like what follows."""
+    delayed: int = 0
+    dead: int = 0
+    slots: int = 0
+    """Of live workers that read it; an item that nobody reads waits for a version of the program that does."""
+    is_over: bool = False
+    """Over its mark, in one shard at least: what feeds it waits."""
+    held_by: tuple[str, ...] = ()
+    """Streams over their mark that it feeds; it takes nothing new until they are under a fifth of it."""
+
+    @property
+    def is_unread(self) -> bool:
+        return self.kind == STAGE and not self.slots and bool(self.waiting or self.pending or self.delayed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,9 @@ class SinkStatus:
     """Records that nobody has read yet."""
     written: int
     offset: int
-    """Bytes that are written and committed."""
+    """Bytes that are written and committed, in all files of the output; records, in a database."""
+    bytes_waiting: int = 0
+    """Of the records in its stream, those that are being written included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +204,7 @@ class Status:
     stopped: str = ""
     """Why dispatch stopped (FRONTIER_FULL, MEMORY_FULL, …), in one shard at least; '' while it has not."""
     throttled: str = ""
-    """The sink that is over its mark; '' when none is."""
+    """Outputs and stages that are over their mark, with commas between; '' when none is."""
     brakes: list[Brake] = field(default_factory=list)
     """All that keeps tasks from being dispatched, with what would mend it."""
     held_ms: dict[str, int] = field(default_factory=dict)
@@ -264,8 +284,10 @@ class Status:
 
     @property
     def under_way(self) -> int:
-        """What is neither queued nor ended: pages and sitemaps, and records that are not written yet."""
-        return self.streamed + self.page("delayed") + self.sitemap("delayed") + sum(sink.waiting for sink in self.sinks)
+        """What is neither queued nor ended: pages and sitemaps, items, and records that are not written yet."""
+        items = sum(one.waiting + one.pending + one.delayed for one in self.stages if one.kind == STAGE)
+        tasks = self.streamed + self.page("delayed") + self.sitemap("delayed")
+        return tasks + items + sum(sink.waiting for sink in self.sinks)
 
     @property
     def _is_only_blocked(self) -> bool:
@@ -280,11 +302,11 @@ class Status:
         return self.totals.get(f"sitemap.{state}", 0)
 
     def by_reason(self, state: str) -> dict[str, int]:
-        """Return tasks that are `dead` or `dropped`, or how often they `waited`, by reason, the most frequent first:
-        pages, robots.txt, sitemaps."""
+        """Return tasks and items that are `dead` or `dropped`, or how often they `waited`, by reason, the most frequent
+        first."""
         counts: Counter[str] = Counter()
-        for kind in Kind:
-            start = f"{kind}.{state}."
+        for line in (*Kind, *(stage.stage for stage in self.stages if stage.kind == STAGE)):
+            start = f"{line}.{state}."
             for name, count in self.totals.items():
                 if name.startswith(start) and count:
                     counts[name.removeprefix(start)] += count
@@ -329,12 +351,14 @@ async def read_status(client: Redis, name: str) -> Status:
         StoreUnavailable: as every call of the store.
     """
     with mapped_errors():
-        first: Any = await client.hmget(Keys(name).state, ["epoch", "identity", "sinks"])
-    epoch, identity, sinks = first
+        first: Any = await client.hmget(Keys(name).state, ["epoch", "identity", "sinks", "stages"])
+    epoch, identity, sinks, of_program = first
     if epoch is None:
         raise ConfigError(f"there is no crawl {name!r} in this store; `streamcrawl status` lists those that are")
     every = [Keys(name, shard) for shard in range(shards_in(identity))]
-    stages = [FETCH, *filter(None, (sinks or b"").decode().split(","))]
+    stages = [("fetch", FETCH)]
+    stages += [(OUTPUT, one) for one in (sinks or b"").decode().split(",") if one]
+    stages += [(STAGE, one) for one in (of_program or b"").decode().split(",") if one]
     seconds, micros, memory, feeders, shards = await _look(client, every, stages)
     now_ms = seconds * 1000 + micros // 1000
     details = await _look_closer(client, shards, now_ms)
@@ -349,7 +373,7 @@ async def read_status(client: Redis, name: str) -> Status:
         is_closed=one["closed"] == "1",
         is_paused=one["paused"] == "1",
         stopped=_first_of(shards, "stopped"),
-        throttled=_first_of(shards, "throttled"),
+        throttled=",".join(_throttled(shards)),
         totals=dict(totals),
         streamed=sum(shard.streams[0].length for shard in shards),
         pending=sum(shard.streams[0].pending for shard in shards),
@@ -370,9 +394,12 @@ async def read_status(client: Redis, name: str) -> Status:
     firsts = [int(score) for shard in shards for _, score in shard.answers["next_revisit"]]
     status.next_revisit_ms = max(0, min(firsts) - now_ms) if firsts else None
     status.workers = _workers(shards, now_ms)
-    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker))
+    status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and worker.role != STAGE)
     marks = _marks(status.slots, given, stages)
-    status.stages = [_stage(stage, n, shards, details.oldest, now_ms, *marks[n]) for n, stage in enumerate(stages)]
+    status.stages = [
+        _stage(kind, stage, n, shards, details.oldest, now_ms, *marks[n]) for n, (kind, stage) in enumerate(stages)
+    ]
+    status.stages = _with_workers(status, shards, given)
     status.hosts_due = details.hosts_due
     status.held_ms = _held(shards, stages, now_ms)
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
@@ -445,9 +472,9 @@ def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in fields.items()}
 
 
-def _held_words(stages: Sequence[str]) -> list[str]:
+def _held_words(stages: Sequence[tuple[str, str]]) -> list[str]:
     """Return what may keep a crawl from handing tasks out, as the scripts call it (_state.lua)."""
-    return ["paused", "frontier_full", "memory_full", *(f"full:{stage}" for stage in stages[1:])]
+    return ["paused", "frontier_full", "memory_full", *(f"full:{stage}" for _, stage in stages[1:])]
 
 
 def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, Keys], Any]]:
@@ -474,7 +501,7 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
 
 
 async def _look(
-    client: Redis, every: Sequence[Keys], stages: Sequence[str]
+    client: Redis, every: Sequence[Keys], stages: Sequence[tuple[str, str]]
 ) -> tuple[int, int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
     """Return the time, the memory of the server, the feeders, and the answers of each shard."""
     fields = [*_STATE_FIELDS, *(f"held_{what}:{word}" for word in _held_words(stages) for what in ("at", "ms"))]
@@ -487,7 +514,7 @@ async def _look(
             for ask in questions.values():
                 ask(pipe, keys)
             for stage in stages:
-                key = keys.fetch_stream if stage == FETCH else keys.sink_stream(stage)
+                key = stream_key(keys, *stage)
                 pipe.xlen(key)
                 pipe.xinfo_groups(key)
                 pipe.xpending_range(key, GROUP, "-", "+", 1)
@@ -508,8 +535,15 @@ def _answer(answer: Any) -> Any:
     return answer
 
 
-def _stream(keys: Keys, stage: str, answers: Iterator[Any]) -> _Stream:
-    key = keys.fetch_stream if stage == FETCH else keys.sink_stream(stage)
+def stream_key(keys: Keys, kind: str, stage: str) -> str:
+    """Return the key of a stage's stream, by its kind and name."""
+    if kind == STAGE:
+        return keys.stage_stream(stage)
+    return keys.sink_stream(stage) if kind == OUTPUT else keys.fetch_stream
+
+
+def _stream(keys: Keys, stage: tuple[str, str], answers: Iterator[Any]) -> _Stream:
+    key = stream_key(keys, *stage)
     length, groups, rows = _answer(next(answers)), next(answers), next(answers)
     # A stream that was lost has no group: these two are refused, and the rest is still worth showing.
     if isinstance(groups, ResponseError) or isinstance(rows, ResponseError) or not _answer(groups):
@@ -572,13 +606,59 @@ def _age(then_ms: int, now_ms: int) -> int:
     return max(0, now_ms - then_ms)
 
 
-def _marks(slots: int, given: Mapping[str, Any], stages: Sequence[str]) -> list[tuple[int | None, int | None]]:
-    """Return the high and the low mark of each stage, as _dispatch.lua, commit.lua and sink_commit.lua have them."""
+def _throttled(shards: Sequence[_Shard]) -> list[str]:
+    """Return what is over its mark, in any shard."""
+    return list(dict.fromkeys(name for shard in shards for name in shard.texts["throttled"].split(",") if name))
+
+
+def _with_workers(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any]) -> list[StageStatus]:
+    """Return the stages with who reads them, their marks, and what holds them back."""
+    least = int(given.get("stage_waiting_max") or Settings(name="").stage_waiting_max)
+    flow: Any = {}
+    with suppress(msgspec.DecodeError):
+        flow = msgspec.json.decode(shards[0].texts["flow"] or "{}")
+    over = _throttled(shards)
+    slots: Counter[str] = Counter()
+    for worker in status.workers:
+        if worker.stage and status.lives(worker):
+            slots[worker.stage] += worker.slots
+
+    def feeds(stage: StageStatus, name: str) -> bool:
+        line = "page" if stage.kind == FETCH else stage.stage
+        row = flow.get(name)
+        return line in row.get("from", ()) if isinstance(row, dict) else line == "page"
+
+    def marks(stage: StageStatus) -> tuple[int | None, int | None]:
+        if stage.kind != STAGE:
+            return stage.mark_high, stage.mark_low
+        row = flow.get(stage.stage)
+        batch = row.get("batch", 1) if isinstance(row, dict) else 1
+        most = max(least, 2 * batch, 2 * slots[stage.stage])
+        return int(0.8 * most), int(0.2 * most)
+
+    return [
+        replace(
+            stage,
+            mark_high=marks(stage)[0],
+            mark_low=marks(stage)[1],
+            slots=slots[stage.stage],
+            is_over=stage.stage in over and stage.kind != FETCH,
+            held_by=tuple(name for name in over if stage.kind != OUTPUT and feeds(stage, name)),
+        )
+        for stage in status.stages
+    ]
+
+
+def _marks(
+    slots: int, given: Mapping[str, Any], stages: Sequence[tuple[str, str]]
+) -> list[tuple[int | None, int | None]]:
+    """Return the high and the low mark of each stage, as _dispatch.lua and _items.lua have them; but those of a
+    program's stages, which go by their live slots (`_with_workers`)."""
     most = int(given.get("sink_waiting_max") or Settings(name="").sink_waiting_max)
     return [(2 * slots or None, None), *((int(0.8 * most), int(0.2 * most)) for _ in stages[1:])]
 
 
-def _held(shards: Sequence[_Shard], stages: Sequence[str], now_ms: int) -> dict[str, int]:
+def _held(shards: Sequence[_Shard], stages: Sequence[tuple[str, str]], now_ms: int) -> dict[str, int]:
     def held_ms(shard: _Shard, word: str) -> int:
         since = _int(shard.texts[f"held_at:{word}"])
         return _int(shard.texts[f"held_ms:{word}"]) + (_age(since, now_ms) if since else 0)
@@ -587,6 +667,7 @@ def _held(shards: Sequence[_Shard], stages: Sequence[str], now_ms: int) -> dict[
 
 
 def _stage(
+    kind: str,
     stage: str,
     n: int,
     shards: Sequence[_Shard],
@@ -596,6 +677,9 @@ def _stage(
     mark_low: int | None,
 ) -> StageStatus:
     streams = [shard.streams[n] for shard in shards]
+
+    def count(state: str) -> int:
+        return sum(shard.totals.get(f"{stage}.{state}", 0) for shard in shards) if kind == STAGE else 0
 
     def eldest(ids: Iterable[str | None]) -> int | None:
         return max((_age(int(one.partition("-")[0]), now_ms) for one in ids if one is not None), default=None)
@@ -608,6 +692,10 @@ def _stage(
         oldest_pending_ms=eldest(stream.oldest_pending for stream in streams),
         mark_high=mark_high,
         mark_low=mark_low,
+        kind=kind,
+        done=count("done"),
+        delayed=count("delayed"),
+        dead=count("dead"),
     )
 
 
@@ -674,9 +762,15 @@ def _sinks(shards: Sequence[_Shard], status: Status, stored: str) -> list[SinkSt
             written=status.totals.get(f"{stage.stage}.done", 0),
             # Of one file: the shard that was written last knows its end.
             offset=max(_int(own.get(f"{stage.stage}:offset", "")) for own in offsets),
+            bytes_waiting=status.totals.get(f"{stage.stage}.bytes", 0),
         )
-        for stage in status.stages[1:]
+        for stage in status.stages
+        if stage.kind == OUTPUT
     ]
+
+
+def _size_text(sink: SinkStatus) -> str:
+    return "" if "://" in sink.path else f"{counted(sink.offset, 'byte')}, "
 
 
 def stored_sinks(state: Mapping[str, str]) -> dict[str, str]:
@@ -697,7 +791,7 @@ def _dead_letter(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
     texts = _texts(fields)
     host = texts.get("host", "")
     try:
-        url = decode_task(host, texts.get("level", "2"), fields.get(b"task", b"")).url
+        url = texts.get("url") or decode_task(host, texts.get("level", "2"), fields.get(b"task", b"")).url
     except CodecError:
         url = host
     return DeadLetter(
@@ -780,7 +874,18 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
         brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
     stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
     brakes += [Brake(word, STOPS.get(word, "stopped"), since("stopped")) for word in stops]
-    for sink in dict.fromkeys(shard.texts["throttled"] for shard in shards if shard.texts["throttled"]):
+    stages = {stage.stage: stage for stage in status.stages if stage.kind == STAGE}
+    held = {stage.stage: stage.held_by for stage in status.stages}
+    for sink in _throttled(shards):
+        if sink in stages:
+            waits = " and ".join(name for name, over in held.items() if sink in over)
+            why = (
+                f"{waits} wait until a fifth is left; add workers: streamcrawl worker MODULE:ATTRIBUTE --stage {sink}"
+                if stages[sink].slots
+                else f"and no worker of it is alive: streamcrawl worker MODULE:ATTRIBUTE --stage {sink}"
+            )
+            brakes.append(Brake("THROTTLED", f"too many items wait for stage {sink}: {why}", since("throttled")))
+            continue
         path = next((one.path for one in status.sinks if one.name == sink), "") or sink
         is_written = any(worker.role == "sink" and status.lives(worker) for worker in status.workers)
         why = (
@@ -838,7 +943,7 @@ def status_lines(status: Status) -> list[str]:
     rows += [
         (
             "output",
-            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {counted(sink.offset, 'byte')}, "
+            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {_size_text(sink)}"
             f"{number(sink.waiting)} waiting",
         )
         for sink in status.sinks
@@ -905,13 +1010,22 @@ def _backlog(status: Status) -> str:
 
 
 def _stage_name(stage: StageStatus, status: Status) -> str:
+    if stage.kind == STAGE:
+        return f"stage {stage.stage}"
     return "in the stream" if stage is status.stages[0] else f"for {stage.stage}"
 
 
 def _stage_text(stage: StageStatus) -> str:
     waiting = "" if stage.oldest_waiting_ms is None else f" (oldest {span(stage.oldest_waiting_ms)})"
     pending = "" if stage.oldest_pending_ms is None else f" (oldest {span(stage.oldest_pending_ms)})"
-    return f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
+    text = f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
+    if stage.kind == STAGE:
+        text += f", {number(stage.done)} done, {counted(stage.slots, 'slot')}"
+        text += f", {number(stage.delayed)} delayed" if stage.delayed else ""
+        text += f", {number(stage.dead)} dead" if stage.dead else ""
+        text += "; over its mark" if stage.is_over else ""
+        text += "; NOBODY READS IT" if stage.is_unread else ""
+    return text + (f"; held back by {', '.join(stage.held_by)}" if stage.held_by else "")
 
 
 def feeder_text(feeder: FeederStatus) -> str:

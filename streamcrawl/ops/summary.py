@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import clock
-from streamcrawl.ops.status import STOPS, counted, number, reasons
+from streamcrawl.ops.status import STAGE, STOPS, counted, number, reasons
 
 if TYPE_CHECKING:
     from streamcrawl.ops.status import Status
@@ -71,6 +71,14 @@ def summary_lines(run: Run, status: Status) -> list[str]:
     left = status.page("queued") + status.page("streamed") + status.page("delayed")
     if left:
         lines.append(f"  {number(left)} still to fetch")
+    for stage in status.stages:
+        if stage.kind == STAGE:
+            to_do = stage.waiting + stage.pending + stage.delayed
+            lines.append(
+                f"  stage {stage.stage}: {counted(stage.done, 'item')} done"
+                + (f", {number(stage.dead)} dead" if stage.dead else "")
+                + (f", {number(to_do)} left" if to_do else "")
+            )
     lines += [f"  {state}: {reasons(counts)}" for state in ("dropped", "dead") if (counts := status.by_reason(state))]
     if status.given_up:
         more = status.hosts_given_up - len(status.given_up)
@@ -78,8 +86,9 @@ def summary_lines(run: Run, status: Status) -> list[str]:
             f"  hosts given up, none of their pages could be had: {', '.join(status.given_up)}"
             + (f" and {number(more)} more" if more > 0 else "")
         )
+    # Of a traceback the end, where the cause stands; `dead show` has all of it.
     lines += [
-        f"    {letter.url}: {letter.reason}{f' ({letter.error})' if letter.error else ''}"
+        f"    {letter.url}: {letter.reason}{f' ({letter.error.splitlines()[-1]})' if letter.error else ''}"
         for letter in status.newest_dead
     ]
     if status.dead_letters > len(status.newest_dead) > 0:

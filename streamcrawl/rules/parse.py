@@ -81,7 +81,7 @@ def parse_html(
     directives = _header_directives(robots_tag) if robots_tag else set()
     references: dict[str, None] = {}
     refresh: tuple[str, int] | None = None
-    for node in LexborHTMLParser(_flattened(_trimmed(decode_body(body, charset)))).css(_ELEMENTS):
+    for node in LexborHTMLParser(bounded_markup(decode_body(body, charset))).css(_ELEMENTS):
         tag = node.tag
         attributes = node.attributes
         if tag == "a" and "rel" not in attributes:
@@ -263,6 +263,11 @@ def _trimmed(text: str) -> str:
     if len(text) <= _CHARS_TRUSTED or _ALL_OF_FEW.match(text) is not None:
         return text
     return _TAG_OF_MANY.sub(r"\1", text)
+
+
+def bounded_markup(text: str) -> str:
+    """Return a page that a parser reads in time that grows with its length; its links are where they were."""
+    return _flattened(_trimmed(text))
 
 
 def _flattened(text: str) -> str:

@@ -24,8 +24,9 @@ BOUND: Final = 8
 """The shortest and the longest interval are this many times less and more than the first, where nothing else is set."""
 ETAG_MAX: Final = 128
 """Characters; a longer one is not kept, because it costs its length in Redis for each page. Servers make some 50."""
-_ETAG: Final = re.compile(r'(?:W/)?"[!#-~]*"')
-"""RFC 9110 section 8.8.3, of ASCII: what else a host sends must not go back in a header."""
+_ETAG: Final = re.compile(r'(?:W/)?"[!#-Z\\^-z|~]*"')
+"""RFC 9110 section 8.8.3, of ASCII: what else a host sends must not go back in a header. Without brackets and braces,
+by which scripts tell this field of a task (`visit_again` in _hosts.lua)."""
 _MODIFIED: Final = re.compile(r"[A-Za-z0-9 ,:+-]{10,40}")
 _TAG: Final = re.compile(rb"<[^<>]*>")
 """Not over another `<`: a page of nothing else would cost the square of its length."""
@@ -109,10 +110,10 @@ def next_visit(policy: RevisitPolicy, before: LastVisit | None, status: int, con
     return Visit(found, LastVisit(interval_ms, *content))
 
 
-def conditions_of(last: LastVisit | None) -> dict[str, str] | None:
-    """Return the headers by which a host can say that nothing has changed; None when it gave no validator."""
-    if last is None or not (last.etag or last.modified):
-        return None
+def conditions_of(last: LastVisit | None) -> dict[str, str]:
+    """Return the headers by which a host can say that nothing has changed; none when it gave no validator."""
+    if last is None:
+        return {}
     headers = {"If-None-Match": last.etag} if last.etag else {}
     if last.modified:
         headers["If-Modified-Since"] = last.modified

@@ -1,10 +1,11 @@
 """A task: one URL to fetch, how it is stored, and the ways in which it can end.
 
 Stored form: a JSON array, readable in redis-cli, `[crashes,discovered_ms,kind,path,depth,attempt,referrer,redirects,…]`
-in the order of `_Stored`, trailing defaults left out. The host key is not repeated in it: a task lies in its host's
-queue, and its stream entry carries the host in a field of its own. The referrer is front-coded against the URL
-(`"25|rest"`: its first 25 characters are those of the URL), because most links stay on their site; both together make
-a queued URL of 80 characters cost under 200 bytes (benchmarks/memory.py).
+in the order of `_Stored`, trailing defaults left out; the last is an object of what a program asked for beside the URL.
+The host key is not repeated in it: a task lies in its host's queue, and its stream entry carries the host in a field
+of its own. The referrer is front-coded against the URL (`"25|rest"`: its first 25 characters are those of the URL),
+because most links stay on their site; both together make a queued URL of 80 characters cost under 200 bytes
+(benchmarks/memory.py).
 
 Scripts touch two numbers only, at the head: `crashes` (raised when a task is taken back from a dead worker) and
 `discovered_ms` (stamped from the server's clock when it is accepted). So a worker offers the *rest*,
@@ -83,6 +84,21 @@ class LastVisit(msgspec.Struct, frozen=True, array_like=True, tag="again", forbi
     """Its Last-Modified as the host wrote it: compared there by the letter."""
 
 
+class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is sent besides the URL, and what travels along with a task; all of it by default nothing."""
+
+    method: str = "GET"
+    headers: dict[str, str] = {}
+    body: str = ""
+    label: str = ""
+    """Which handler of the program gets the page."""
+    meta: Any = None
+    """JSON of the program's own, for the handler that gets the page."""
+
+
+NO_ASK: Final = Ask()
+
+
 class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
     """One URL to fetch, as a worker sees it."""
 
@@ -106,12 +122,20 @@ class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
     """When its sitemap says that it changed last, seconds since the epoch; 0 when nobody said."""
     nesting: int = 0
     """Of a sitemap: the indexes above it."""
+    ask: Ask = NO_ASK
+    """What a program asked for beside the URL."""
     again: LastVisit | None = None
     """Of a page that was fetched before. Scripts read it too (`visit_again` in _hosts.lua): the last field."""
 
     @property
     def url(self) -> str:
         return self.host + self.path
+
+    @property
+    def known_as(self) -> str:
+        """What it is known by as seen: the URL, and with it method and body where it is no plain GET."""
+        ask = self.ask
+        return self.url if ask.method == "GET" and not ask.body else f"{ask.method} {self.url}\n{ask.body}"
 
 
 _ENCODER: Final = msgspec.json.Encoder()
@@ -128,11 +152,12 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     redirects: tuple[str, ...] = ()
     modified_s: int = 0
     nesting: int = 0
+    ask: Ask = NO_ASK
     again: LastVisit | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stored)
-_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, None)
+_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, NO_ASK, None)
 _SHORTEST: Final = 3
 """Fields of the rest that are always written: kind, path and depth."""
 
@@ -168,6 +193,7 @@ def encode_rest(task: CrawlTask) -> bytes:
         list(task.redirects),
         task.modified_s,
         task.nesting,
+        task.ask,
         task.again,
     ]
     while len(fields) > _SHORTEST and fields[-1] == _DEFAULTS[len(fields) - 1]:
@@ -201,6 +227,7 @@ def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
             redirects=kept.redirects,
             modified_s=kept.modified_s,
             nesting=kept.nesting,
+            ask=kept.ask,
             again=kept.again,
         )
     except (msgspec.MsgspecError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Where items go. A sink writes each item exactly once. Start at jsonl.py."""
+"""Where items go. A sink writes each item exactly once. Start at output.py; targets.py says what `-o` means."""

@@ -1,15 +1,15 @@
-"""The sink role of a worker child: one output file."""
+"""The sink role of a worker child: one output."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.errors import StoreError
 from streamcrawl.rules.task import Outcome
-from streamcrawl.sinks.jsonl import JsonlFile, SinkBusy
-from streamcrawl.sinks.loop import SinkLoop
+from streamcrawl.sinks.loop import LOCK_WAIT_LEASES, SinkLoop
+from streamcrawl.sinks.output import SinkBusy
+from streamcrawl.sinks.targets import open_output, read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.work.loops import sleep_or_stop
 from streamcrawl.work.meters import BATCH_SIZE, COMMITS, HANDLER_SECONDS, ITEM, TASK_LATENCY
@@ -17,29 +17,28 @@ from streamcrawl.work.meters import BATCH_SIZE, COMMITS, HANDLER_SECONDS, ITEM, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from streamcrawl.sinks.output import Output
     from streamcrawl.store.frontier import Entry
     from streamcrawl.work.child import Child
 
 LOCK_LOOK_S: Final = 0.1
-LOCK_WAIT_LEASES: Final = 4
-"""A predecessor that we replaced finds out within two leases; whoever holds the file longer is none."""
 
 
 async def run_sink(child: Child) -> None:
     """Write the records of one sink until the supervisor says stop, or another writer has replaced this one.
 
     Raises:
-        SinkError: the file cannot be used as it is; the message says what would mend it.
+        SinkError: the output cannot be used as it is; the message says what would mend it.
         CrawlGone: the crawl is over for this epoch.
     """
     spec = child.spec
-    file = await _open_file(child)
-    if file is None:
+    output = await _open_output(child)
+    if output is None:
         return
     loop = SinkLoop(
         child.crawl,
         child.reader,
-        file,
+        output,
         sink=spec.sink,
         consumer=spec.consumer,
         board=child.board,
@@ -50,9 +49,10 @@ async def run_sink(child: Child) -> None:
     child.event(event="ready")
     watching = asyncio.create_task(_watch_owner(child), name="owner")
     try:
-        await loop.run(child.stop)
+        await loop.run(child.stop, ending=child.ending, now=child.now)
     finally:
         watching.cancel()
+        await output.close()
 
 
 def _count(child: Child, entries: Sequence[Entry], took_s: float) -> None:
@@ -66,18 +66,23 @@ def _count(child: Child, entries: Sequence[Entry], took_s: float) -> None:
             meters.observe(TASK_LATENCY, waited_s)
 
 
-async def _open_file(child: Child) -> JsonlFile | None:
-    """Return the file once no predecessor writes to it any more; None when stopped before."""
-    path = Path(child.spec.sink_path)
+async def _open_output(child: Child) -> Output | None:
+    """Return the output once no predecessor writes to it any more; None when stopped before.
+
+    At the end of the crawl it is opened all the same: there may be something in it to finish.
+    """
+    target = read_target(child.spec.sink_target)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LOCK_WAIT_LEASES * child.spec.settings.lease_ms / 1000
-    while not child.stop.is_set():
+    while child.ending.is_set() or not child.stop.is_set():
         try:
-            return JsonlFile(path, lock_wait_s=0)
+            return open_output(target, child.spec.settings)
         except SinkBusy:
             if loop.time() > deadline:
                 raise
-        await sleep_or_stop(child.stop, LOCK_LOOK_S)
+        await sleep_or_stop(child.now if child.ending.is_set() else child.stop, LOCK_LOOK_S)
+        if child.now.is_set():
+            break
     return None
 
 

@@ -7,23 +7,25 @@ answers. Every method may raise `StoreUnavailable` (back off and repeat: every s
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+import struct
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
-from streamcrawl.rules.task import encode_rest
+from streamcrawl.rules.task import Kind, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
 from streamcrawl.store.recount import Walk
-from streamcrawl.store.scripts import Scripts
+from streamcrawl.store.scripts import Scripts, source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from streamcrawl.rules.politeness import Refusal
-    from streamcrawl.rules.task import CrawlTask, Kind, Outcome
+    from streamcrawl.rules.task import CrawlTask, Outcome
 
 LINKS_PER_CALL: Final = 250
 """Links in one script call at most: 250 new ones on as many new hosts take the server 3 to 4 ms (tests/integration/
@@ -39,6 +41,8 @@ test_store_cost.py), and no script should take over 5 ms."""
 RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
+SYNCED_AFTER_S: Final = 2.0
+"""With `appendfsync everysec`, the second of a sync that is late included."""
 FETCH_STREAM: Final = "stream:fetch"
 SEEDS: Final = "seeds"
 LINKS: Final = "links"
@@ -55,19 +59,34 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("one_round", "one_round"),
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
+    ("sink_max_bytes", "sink_max_bytes"),
     ("crashes_max", "crashes_max"),
+    ("stage_max", "stage_waiting_max"),
+    ("stage_bytes", "stage_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
-_DIVIDED: Final = ("frontier_max", "seeds_waiting_max", "sink_waiting_max")
+_DIVIDED: Final = (
+    "frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes", "stage_waiting_max", "stage_max_bytes",
+)  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
+_STR32: Final = struct.Struct(">BI").pack
+"""Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
+_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
+"""Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
 
 def sink_stream(sink: str) -> str:
     """Return a sink's stream, without the crawl's prefix."""
     return f"{FETCH_STREAM}:{sink}"
+
+
+def stage_stream(stage: str) -> str:
+    """Return the stream of a program's stage, without the crawl's prefix."""
+    return f"stream:{stage}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +112,8 @@ class Links:
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
         """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
         (`sitemap_fingerprint`), or the caller has it already."""
-        self.flat += (str(fingerprint(task.url) if fp is None else fp), task.host, task.level.value, encode_rest(task))
+        known = fingerprint(task.known_as) if fp is None else fp
+        self.flat += (str(known), task.host, task.level.value, encode_rest(task))
 
     def __len__(self) -> int:
         return len(self.flat) // 4
@@ -129,6 +149,8 @@ class Commit:
     """How long the request took, connecting included; 0 when that says nothing of what the host bears."""
     refusal: Refusal | None = None
     """Why the host's delay doubles."""
+    url: str = ""
+    """Of the page, for its items."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -142,11 +164,57 @@ class Commit:
                 self.block_ms,
                 _as_text(self.detail),
                 _as_text(self.links.flat),
-                _as_text(self.items),
+                [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
                 self.took_ms,
                 "" if self.refusal is None else self.refusal.value,
+                self.url,
+            )
+        )
+
+
+@dataclass(slots=True, init=False)
+class StageCommit(Commit):
+    """How one entry of a stage ends; `detail` by outcome as the header of stage_commit.lua lists it."""
+
+    def __init__(
+        self,
+        entry_id: str,
+        outcome: Outcome,
+        detail: Sequence[Any] = (),
+        *,
+        links: Links | None = None,
+        items: Sequence[str | bytes] = (),
+        left_out: Mapping[str, int] | None = None,
+        server: str = "",
+        host: str = "",
+    ) -> None:
+        """Describe the end; `host` is that of the page that the item comes from, for people."""
+        Commit.__init__(
+            self,
+            entry_id,
+            host,
+            Kind.PAGE,
+            outcome,
+            detail=detail,
+            links=links or Links(),
+            items=items,
+            left_out=left_out or {},
+            server=server,
+        )
+
+    def pack(self, since_end_ms: int | None = None) -> bytes:
+        """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
+        return _PACK(
+            (
+                self.entry_id,
+                self.outcome.value,
+                _as_text(self.detail),
+                _as_text(self.links.flat),
+                _as_text(self.items),
+                [part for pair in self.left_out.items() for part in pair],
+                self.server,
             )
         )
 
@@ -261,6 +329,38 @@ class Frontier:
         answer = await self._run("commit", self.epoch, worker, limit, *packed)
         words = [word.decode() for word in answer[1]]
         return Committed(words, Dispatched(answer[2], answer[3], answer[4].decode()))
+
+    async def stage_commit(
+        self, worker: str, stage: str, packed: Iterable[bytes], limit: int
+    ) -> tuple[list[str], frozenset[str]]:
+        """Commit packed `StageCommit`s of one stage, at most LINKS_PER_CALL links in all.
+
+        Returns:
+            DONE, LEASE_LOST, RESTARTED or INVALID for each, in order; and the streams that are over their mark.
+        """
+        answer = await self._run("stage_commit", self.epoch, worker, stage, limit, *packed)
+        return [word.decode() for word in answer[1]], _names(answer[2])
+
+    async def flow(self, stages: Sequence[str], flow: bytes) -> list[str]:
+        """Tell the shard of the stages of a program, each of which gets its stream; returns all that there are now.
+
+        Args:
+            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call}.
+        """
+        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow)
+        return [name for name in answer[1].decode().split(",") if name]
+
+    async def items_left(self, stage: str) -> int:
+        """Return how many items of a stage are neither done nor dead."""
+        with mapped_errors():
+            counts: Any = await self.client.hmget(self.keys.totals, [f"{stage}.streamed", f"{stage}.delayed"])
+        return sum(int(count or 0) for count in counts)
+
+    async def throttled(self) -> frozenset[str]:
+        """Return the streams that are over their mark."""
+        with mapped_errors():
+            value: Any = await self.client.hget(self.keys.state, "throttled")
+        return _names(value or b"")
 
     async def start(
         self, entry_id: str, host: str, *, wait_max_ms: int | Literal["late"], margin_ms: int
@@ -452,27 +552,61 @@ class Frontier:
         """Yield raw answers of audit.lua for at most 200 hosts: one, or several where hosts have very many entries."""
         return walk.ask(partial(self._run, "audit", self.epoch), hosts)
 
-    async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int]:
-        """Become the writer of a sink: ("OK", writer epoch, offset), or ("BUSY", 0, 0) while another one lives."""
+    async def sink_open(self, sink: str, consumer: str, *, lease_ms: int) -> tuple[str, int, int, str]:
+        """Become the writer of a sink: ("OK", writer epoch, offset, part), or ("BUSY", 0, 0, "") while one lives."""
         while True:
             answer = await self._run("sink_open", self.epoch, sink, consumer, lease_ms, 250)
             if answer[0] == b"BUSY":
-                return "BUSY", 0, 0
+                return "BUSY", 0, 0, ""
             if not answer[3]:
-                return "OK", answer[1], answer[2]
+                return "OK", answer[1], answer[2], answer[4].decode()
 
     async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
+        self,
+        sink: str,
+        *,
+        writer: int,
+        expected: int,
+        offset: int,
+        entry_ids: Sequence[str],
+        part: str = "",
+        size: int = 0,
+        server: str = "",
     ) -> tuple[str, Any]:
         """("DONE", None), ("LEASE_LOST", [ids]), ("OFFSET_MISMATCH", stored offset), ("RESTARTED", None) or
-        ("REPLACED", None); `server` is the run_id of the one that said the offsets."""
+        ("REPLACED", None); `server` is the run_id of the one that said the offsets, `size` that of the records."""
         ids = _PACK(list(entry_ids))
-        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server)
+        answer = await self._run("sink_commit", self.epoch, sink, writer, expected, offset, ids, server, part, size)
         word = answer[0].decode()
         rest: Any = answer[1] if len(answer) > 1 else None
         if word == "LEASE_LOST":
             rest = [entry_id.decode() for entry_id in rest]
         return word, rest
+
+    async def wait_durable(self, timeout_ms: int) -> bool:
+        """Wait until all that was written before is on the server's disk; False when it is not after `timeout_ms`.
+
+        Its replicas are given as long to get it. A server that keeps no append-only file has nothing to wait for. One
+        that is older than WAITAOF (Redis 7.2) syncs every second, and is given two.
+        """
+        with mapped_errors():
+            info: Any = await self.client.info("replication")
+            pipe: Any = self.client.pipeline(transaction=False)
+            # Both go by the last write of their own connection; each script writes the clock.
+            pipe.execute_command("EVAL", source("control"), 1, self.keys.state, self.epoch, _PACK([]))
+            pipe.execute_command("WAIT", info.get("connected_slaves", 0), timeout_ms)
+            pipe.execute_command("WAITAOF", 1, 0, timeout_ms)
+            answers = await pipe.execute(raise_on_error=False)
+            synced = answers[-1]
+            for answer in answers:
+                if isinstance(answer, Exception) and (answer is not synced or not isinstance(answer, ResponseError)):
+                    raise answer
+            if not isinstance(synced, ResponseError):
+                return bool(synced[0])
+            persistence: Any = await self.client.info("persistence")
+        if persistence.get("aof_enabled"):
+            await asyncio.sleep(SYNCED_AFTER_S)
+        return True
 
     async def cookies(self, jar: str, changes: Sequence[Any] = ()) -> list[Any]:
         """Change cookies of a jar (`host:<authority>`, `site:<domain>`), and return those that are in it.
@@ -530,6 +664,19 @@ class Frontier:
             raise map_error(error) from error
         if chunk:
             yield chunk
+
+
+def _names(joined: bytes) -> frozenset[str]:
+    return frozenset(name for name in joined.decode().split(",") if name)
+
+
+def check_stage(line: str) -> None:
+    """Raise ConfigError for the name of a stage, with its version, that cannot be."""
+    if not _STAGE.match(line):
+        raise ConfigError(
+            f"stage name {line!r} will not do: use small letters, digits and underscores, and none of "
+            f"{', '.join(sorted(_TAKEN))}"
+        )
 
 
 def script_values(settings: Settings) -> list[str]:

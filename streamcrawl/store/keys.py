@@ -45,6 +45,7 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^blocked$", "blocked", "zset", True),
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
+        (r"^stream:[a-z][a-z0-9_]*(@[a-z0-9_]+)?$", "stream", "stream", True),
         (r"^dead$", "dead", "stream", True),
         (r"^totals$", "totals", "hash", True),
         (r"^state$", "state", "hash", True),
@@ -104,6 +105,9 @@ class Keys:
 
     def sink_stream(self, sink: str) -> str:
         return f"{self.prefix}stream:fetch:{sink}"
+
+    def stage_stream(self, stage: str) -> str:
+        return f"{self.prefix}stream:{stage}"
 
     def host(self, host: str) -> str:
         return f"{self.prefix}host:{host}"

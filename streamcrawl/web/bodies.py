@@ -32,7 +32,6 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from aiohttp import StreamReader
 
 STEP_BYTES: Final = 65_536
 """Inflated at a time: what a body may pass its cap by."""
@@ -230,8 +229,16 @@ def too_large(size_max: int, url: str) -> BodyTooLarge:
     return BodyTooLarge(f"the body has more than {size_max} bytes", url)
 
 
+class Content(Protocol):
+    """What is read of aiohttp's StreamReader."""
+
+    def is_eof(self) -> bool: ...
+    def read_nowait(self) -> bytes: ...
+    async def readany(self) -> bytes: ...
+
+
 async def read_body(
-    content: StreamReader,
+    content: Content,
     codings: tuple[str, ...],
     size_max: int,
     url: str,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -60,6 +61,7 @@ from streamcrawl.rules.urls import canonical_url, hostname_of, split_url, withou
 from streamcrawl.web.address_guard import AddressGuard
 from streamcrawl.web.bodies import ACCEPT_ENCODING, codings_of, read_body
 from streamcrawl.web.dns import Resolver
+from streamcrawl.web.exchange import Exchange
 from streamcrawl.web.proxies import ProxyConnector, Routes, check_target, routed, tunnel_error
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ KEEP_ALIVE_MAX_S: Final = 15.0
 """An idle connection is kept for the host's delay and a little more: it is of no use after that, and a crawl of
 thousands of hosts would run out of file descriptors."""
 
+_UNDONE: Final = {b"transfer-encoding": b"X-Crawl-Transfer-Encoding"}
+"""What an archive calls a header whose coding the connection has undone: its payload has none any more."""
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*+([0-9]{1,18})[\t ]*+\r\n", re.IGNORECASE)
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([^\s;"']+)""", re.IGNORECASE)
@@ -126,6 +130,8 @@ class Answer:
     """`time.monotonic()` when the last byte had come: the host's delay counts from here."""
     retry_after: str | None
     """The header as it came; rules/politeness.py reads it."""
+    exchange: Exchange | None = None
+    """What went over the wire, where an archive wants it."""
 
 
 class ContentType(NamedTuple):
@@ -141,12 +147,19 @@ class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
     def __init__(
-        self, settings: Settings, *, inside: Inside | None = None, log: Callable[[str], None] = lambda _: None
+        self,
+        settings: Settings,
+        *,
+        inside: Inside | None = None,
+        is_archiving: bool = False,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Prepare; `inside` is what may be reached beyond the public internet (None: what the settings allow).
 
-        `log` is told when a proxy fails and when it works again.
+        With `is_archiving` answers come with their `exchange`; bodies are in memory twice then. `log` is told when a
+        proxy fails and when it works again.
         """
+        self._is_archiving = is_archiving
         self._settings = settings
         self._routes = Routes(parse_proxies(settings.proxies), log)
         self._agent = settings.agent_header
@@ -212,8 +225,10 @@ class Fetcher:
         jar: Jar | None = None,
         on_sent: Callable[[], None] | None = None,
         into: Callable[[bytes], Awaitable[bool]] | None = None,
+        method: str = "GET",
+        data: str = "",
     ) -> Answer:
-        """GET a canonical http(s) URL and return the answer, of whatever status, with its whole body.
+        """Ask for a canonical http(s) URL and return the answer, of whatever status, with its whole body.
 
         Args:
             url: Goes on the wire byte for byte. Credentials in it are left out.
@@ -225,6 +240,7 @@ class Fetcher:
             on_sent: Called when the request goes out, after DNS and connecting.
             into: Takes the decoded body of an answer of 200 piece by piece, which `Answer.body` then lacks; True from
                 it closes the connection. What it raises passes. Of another answer the body is as always.
+            method, data: What else than a GET is asked, and its body.
 
         Raises:
             BlockedAddress: the host is where this crawl must not connect to.
@@ -261,13 +277,16 @@ class Fetcher:
         by_proxy: dict[str, Any] = {}
         if proxy is not None:
             headers, by_proxy = self._by_proxy(proxy, target, url, headers)
+        began_at = datetime.now(UTC)
         started = monotonic()
         is_repeated = False
         while True:
             try:
                 with routed(proxy):
-                    response = await session.get(
+                    response = await session.request(
+                        method,
                         target,
+                        data=data.encode() if data else None,
                         headers=headers,
                         timeout=self._timeout,
                         ssl=not self._settings.insecure,
@@ -293,6 +312,9 @@ class Fetcher:
                     # It may have moved: the next try must not go by the addresses of this one.
                     resolver.forget(target.raw_host)
                 raise mapped from error
+        tap = None
+        if self._is_archiving and into is None and isinstance(response, _Response):
+            tap = response.tap = _Tap(response.content)
         try:
             status = response.status
             if proxy is not None:
@@ -324,6 +346,34 @@ class Fetcher:
             elapsed_ms=round((ended - started) * 1000),
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
+            exchange=None
+            if tap is None
+            else self._exchange(response, tap, url, began_at, is_by_proxy=proxy is not None),
+        )
+
+    def _exchange(
+        self, response: ClientResponse, tap: _Tap, url: str, began_at: datetime, *, is_by_proxy: bool
+    ) -> Exchange:
+        """Return what went over the wire, but for what nobody may see."""
+        secrets = {name.lower() for name in self._headers.of(split_url(url)[0])} | {"proxy-authorization"}
+        request = response.request_info
+        sent = [f"{response.method} {request.url.raw_path_qs} HTTP/1.1"]
+        sent += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() not in secrets]
+        version = response.version
+        line = f"HTTP/{version.major}.{version.minor}" if version is not None else "HTTP/1.1"
+        head = [f"{line} {response.status} {response.reason or ''}".encode("utf-8", "surrogateescape")]
+        for name, value in response.raw_headers:
+            head.append(b"%b: %b" % (_UNDONE.get(name.lower(), name), value))
+        return Exchange(
+            url=url,
+            began_at=began_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            # Of the host; who is connected to a proxy does not know it.
+            address=response.address if isinstance(response, _Response) and not is_by_proxy else "",
+            request="\r\n".join([*sent, "", ""]).encode("utf-8", "surrogateescape"),
+            head=b"\r\n".join([*head, b"", b""]),
+            # Of the body of a redirect that was not read to its end nothing is kept: half of one says nothing.
+            body=b"".join(tap.blocks) if tap.is_whole() else b"",
+            status=response.status,
         )
 
     async def address_of(self, host_key: str) -> str | None:
@@ -449,8 +499,11 @@ class Fetcher:
     ) -> bytes:
         settings = self._settings
         rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
+        content: StreamReader | _Tap = response.content
+        if isinstance(response, _Response) and response.tap is not None:
+            content = response.tap
         return await read_body(
-            response.content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s, into=into
+            content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s, into=into
         )
 
 
@@ -702,11 +755,46 @@ def _is_within_length(data: bytes, end: int) -> bool:
     return length is not None and int(length[1]) >= len(data) - end and data[9:12] == b"200"
 
 
+class _Tap:
+    """The body of an answer as read_body takes it, which also keeps what came, before it is inflated.
+
+    As bounded as that: who reads stops at the cap.
+    """
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self.blocks: list[bytes] = []
+
+    async def readany(self) -> bytes:
+        block = await self._content.readany()
+        self.blocks.append(block)
+        return block
+
+    def read_nowait(self) -> bytes:
+        block = self._content.read_nowait()
+        self.blocks.append(block)
+        return block
+
+    def is_eof(self) -> bool:
+        return self._content.is_eof()
+
+    def is_whole(self) -> bool:
+        """Return whether all of it was read."""
+        return self._content.at_eof()
+
+
 class _Response(ClientResponse):
     """aiohttp's response, whose errors until the end of the head are mapped while the connection is still known."""
 
+    address = ""
+    """Of the server; the connection is another's as soon as the body has come."""
+    tap: _Tap | None = None
+
     async def start(self, connection: Connection) -> ClientResponse:
         handler = connection.protocol
+        peer = None if connection.transport is None else connection.transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.address = peer[0]
         assert isinstance(handler, _Handler)
         handler.is_answering = False
         try:

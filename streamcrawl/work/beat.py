@@ -91,7 +91,7 @@ class BeatLoop:
                                     child.consumer,
                                     child.stream,
                                     # Of what waits for it each shard may keep its share only.
-                                    -(-child.slots // len(self._crawl)),
+                                    -(-child.slots // len(self._crawl)) if child.role == "fetch" else 0,
                                     child.info,
                                     [entry.entry_id for entry in entries if entry.shard == shard],
                                 )
@@ -117,11 +117,13 @@ class BeatLoop:
     def _kill_hung(self, children: Sequence[ChildProcess]) -> None:
         now = monotonic_ms()
         for child in children:
-            if child.role != "fetch":
+            if child.role == "sink":
                 continue
             for held in child.board.held():
-                limit_ms = self._work_max_ms
-                if held.begun_ms < self._applied_at_ms + HUNG_SPARE_MS:  # by then every child has heard of it
+                limit_ms = child.work_max_ms or self._work_max_ms
+                if (
+                    not child.work_max_ms and held.begun_ms < self._applied_at_ms + HUNG_SPARE_MS
+                ):  # by then every child has heard of it
                     limit_ms = max(limit_ms, self._work_max_before_ms)
                 if held.begun_ms > 0 and now - held.begun_ms > limit_ms + HUNG_SPARE_MS:
                     self._log(

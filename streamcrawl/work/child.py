@@ -1,7 +1,8 @@
 """A worker child: the process around the loops of one role, and its line to the supervisor.
 
 The nursery (nursery.py) forks it. Standard input is the control line: first the spec (JSON), then words, one a line:
-`stop` (hand back what has not begun, finish the rest within the grace period), `now` (hand everything back),
+`stop` (hand back what has not begun, finish the rest within the grace period), `end` (the same at the end of the crawl:
+an output is finished, however long that takes), `now` (hand everything back),
 `lost <shard> <id>` (the entry is no longer ours), `settings <JSON>` (go by these from now on), `tasks <n>` and
 `memory <n> <s>` (tell what you are busy with, in an event `answer` with that number). Its end means that the
 supervisor is dead: nobody beats for us any more, so the child stops too. Events go to the original standard output as
@@ -24,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
-from streamcrawl.errors import CrawlGone, StoreError, StoreUnavailable, StreamcrawlError
+from streamcrawl.errors import CrawlGone, StartError, StoreError, StoreUnavailable, StreamcrawlError
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, Beat, Frontier, sink_stream, stage_stream
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
@@ -45,6 +46,8 @@ EXIT_CONFIG: Final = 71
 """The child cannot work as configured (its handler does not load): do not start it again."""
 EXIT_REFUSED: Final = 72
 """The store refuses it in a way that waiting does not mend (a permission, a password): it would refuse another one."""
+EXIT_START: Final = 73
+"""What its program opens could not be opened."""
 GC_THRESHOLD: Final = 20_000
 """Most objects of a page end without the collector, which at its default pace looks at them after every second page."""
 STUCK_SPARE_MS: Final = 10_000
@@ -61,11 +64,25 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     consumer: str
     role: str
-    """`fetch` or `sink`."""
+    """`fetch`, `stage` or `sink`."""
     scope: dict[str, Any] = msgspec.field(default_factory=dict)
     sinks: tuple[str, ...] = ()
     sink: str = ""
-    sink_path: str = ""
+    sink_target: str = ""
+    """The output of a sink, as sinks/targets.py reads it."""
+    app: str = ""
+    """`module:attribute` of the program; '' for a plain crawl."""
+    stage: str = ""
+    """Line of the stage that this child works for."""
+    work_max_ms: int = 0
+    """Longest work at one entry; 0: as the settings say."""
+
+    @property
+    def stream(self) -> str:
+        """The stream that it reads, without the crawl's prefix."""
+        if self.stage:
+            return stage_stream(self.stage)
+        return sink_stream(self.sink) if self.sink else FETCH_STREAM
 
 
 class Child:
@@ -76,6 +93,8 @@ class Child:
         self.board = board
         self.stop = asyncio.Event()
         self.now = asyncio.Event()
+        self.ending = asyncio.Event()
+        """With `stop`: the crawl has ended, and what a sink has written is to be finished."""
         self.settings = spec.settings
         """As they are in force now; those of the spec are the ones it was started with."""
         self.grace_s = spec.settings.grace_ms / 1000
@@ -118,7 +137,7 @@ class Child:
 
     async def leave(self) -> None:
         """Take our row out of `workers`; the supervisor does it for its children, so this is for an orphan."""
-        stream = sink_stream(self.spec.sink) if self.spec.sink else FETCH_STREAM
+        stream = self.spec.stream
         # A row that stays counts as a live worker, or writer, for up to three leases.
         with contextlib.suppress(StoreError):
             for frontier in self.crawl:
@@ -143,6 +162,8 @@ class Child:
                 self.settings = msgspec.json.decode(rest, type=Settings)
                 self.on_settings(self.settings)
             else:
+                if word == "end":
+                    self.ending.set()
                 self.stop.set()
                 if word == "now":
                     self.now.set()
@@ -181,6 +202,10 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     except StoreError as error:
         child.event(event="error", text=str(error))
         return EXIT_REFUSED
+    except StartError as error:
+        # What it wants to open may be there in a moment: the supervisor tries again, some times in a row.
+        child.log(str(error))
+        return EXIT_START
     except StreamcrawlError as error:
         child.event(event="error", text=str(error))
         return EXIT_CONFIG
@@ -207,7 +232,8 @@ async def _end_when_stuck(child: Child) -> None:
     try:
         while True:
             settings = child.settings
-            limit_s = (settings.handler_timeout_ms + settings.timeout_ms + STUCK_SPARE_MS) / 1000
+            work_max_ms = child.spec.work_max_ms or settings.handler_timeout_ms + settings.timeout_ms
+            limit_s = (work_max_ms + STUCK_SPARE_MS) / 1000
             faulthandler.dump_traceback_later(limit_s, exit=True)
             await asyncio.sleep(limit_s / 4)
     finally:

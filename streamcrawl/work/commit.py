@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from streamcrawl.store.frontier import LINKS_PER_CALL
 from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, until_answered
-from streamcrawl.work.meters import BATCH_SIZE, COMMITS, LEASE_LOST
+from streamcrawl.work.meters import BATCH_SIZE, COMMITS, ITEM, LEASE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from streamcrawl.work.meters import Meters
 
 ENTRIES_PER_CALL: Final = 64
+ITEMS_PER_CALL: Final = 1000
+"""Some 4 ms of the server."""
 BYTES_PER_CALL: Final = 4_000_000
 LINGER_S: Final = 0.002
 """A batch waits this long for company: ten fetches that end together then cost one call instead of ten."""
@@ -66,7 +68,12 @@ class CommitLoop:
         self._log = log
 
     def submit(
-        self, commit: Commit, *, ended_at: float, bury: Callable[[], Commit], done: Callable[[str], None]
+        self,
+        commit: Commit,
+        *,
+        ended_at: float,
+        bury: Callable[[], Commit],
+        done: Callable[[str], None],
     ) -> None:
         """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
         self._queue.append(_Waiting(commit, ended_at, bury, done))
@@ -93,12 +100,13 @@ class CommitLoop:
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
-        links = size = 0
+        links = items = size = 0
         while self._queue and len(batch) < ENTRIES_PER_CALL:
             first = self._queue[0].commit
             links += len(first.links)
             size += sum(map(len, first.items)) + sum(len(part) for part in first.detail if not isinstance(part, int))
-            if batch and (links > LINKS_PER_CALL or size > BYTES_PER_CALL):
+            items += len(first.items) // 2
+            if batch and (links > LINKS_PER_CALL or items > ITEMS_PER_CALL or size > BYTES_PER_CALL):
                 break
             batch.append(self._queue.popleft())
         return batch
@@ -107,17 +115,14 @@ class CommitLoop:
         async def call() -> list[str]:
             now = time.monotonic()
             # Rounded down: a delay counted from a moment too late is polite, one from a moment too early is not.
-            packed = [w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch]
-            committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
-            self._on_dispatched(committed.dispatched)
-            return committed.words
+            return await self._send([w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch])
 
         words = await until_answered(call, self._patience, self._give_up)
         self._meters.observe(BATCH_SIZE, len(batch))
         for waiting, word in zip(batch, words, strict=True):
             if word in ("DONE", "LEASE_LOST"):
                 outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
-                self._meters.add(COMMITS, 1, waiting.commit.kind.value, outcome)
+                self._meters.add(COMMITS, 1, self._kind(waiting.commit), outcome)
             if word == "INVALID" and not waiting.is_burial:
                 said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
                 self._log(Said.error(said, entry=waiting.commit.entry_id))
@@ -125,3 +130,49 @@ class CommitLoop:
                 self._wake.set()
             else:
                 waiting.done(word)
+
+    def _kind(self, commit: Commit) -> str:
+        """Return what meters call what was committed."""
+        return commit.kind.value
+
+    async def _send(self, packed: list[bytes]) -> list[str]:
+        committed = await self._frontier.commit(self._worker, packed, self._dispatch_limit)
+        self._on_dispatched(committed.dispatched)
+        return committed.words
+
+
+class StageCommitLoop(CommitLoop):
+    """The same for the entries of one stage of a program."""
+
+    def __init__(
+        self,
+        frontier: Frontier,
+        worker: str,
+        stage: str,
+        *,
+        dispatch_limit: int,
+        on_throttled: Callable[[frozenset[str]], None],
+        on_outage: Callable[[], None],
+        meters: Meters,
+        log: Log,
+    ) -> None:
+        """Prepare the loop; `on_throttled` is told after each batch which streams are over their mark."""
+        super().__init__(
+            frontier,
+            worker,
+            dispatch_limit=dispatch_limit,
+            on_dispatched=lambda _: None,
+            on_outage=on_outage,
+            meters=meters,
+            log=log,
+        )
+        self._stage = stage
+        self._on_throttled = on_throttled
+
+    def _kind(self, commit: Commit) -> str:
+        return ITEM
+
+    async def _send(self, packed: list[bytes]) -> list[str]:
+        words, throttled = await self._frontier.stage_commit(self._worker, self._stage, packed, self._dispatch_limit)
+        self._on_throttled(throttled)
+        return words

@@ -40,6 +40,9 @@ class DispatchLoop:
         elif dispatched.word == "FULL":
             # Enough waits in the stream; whoever reads it commits soon and dispatches again.
             wait = 0.1
+        elif dispatched.word == "THROTTLED":
+            # What holds it back drains in its own time, in another process.
+            wait = 0.2
         self._alarm.set_in(wait)
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Runs the handler of a page, ours or the user's, and collects what it gives: links and items.
+"""Runs a handler of the user's, of pages, items or batches, and collects what it gives: requests and items.
 
-A handler is `module:function`; sync ones run in a thread, so a slow one does not stop the loop. It is ended after
+Sync ones run in a thread, so a slow one does not stop the loop. It is ended after
 `handler_timeout`, and its error carries the stack where it hung: an async one is cancelled; the thread of a sync one
 cannot be ended but with its process, which then asks to be replaced. One that keeps the loop from running as well is
 ended by the supervisor, which kills the process.
@@ -9,7 +9,6 @@ ended by the supervisor, which kills the process.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import sys
 import threading
@@ -23,7 +22,8 @@ import msgspec
 
 from streamcrawl.errors import ConfigError, StageError
 from streamcrawl.response import Drop, Request, Response, Retry
-from streamcrawl.rules.urls import fingerprint, fingerprint_hex
+from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex
+from streamcrawl.work.program import PAGE, load_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 ERROR_MAX_CHARS: Final = 4000
 """Of a traceback in a dead letter; the end is kept, where the cause stands."""
+
+
+ITEMS_MAX: Final = 10_000
+"""Items of one page or item, each counted for every stream that it goes to: so many take the server some 45 ms."""
 
 
 class PageRecord(msgspec.Struct, frozen=True):
@@ -57,13 +61,11 @@ class PageRecord(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Handled:
-    """What a handler gave: canonical URLs for the frontier, and items encoded as JSON."""
+    """What a handler gave: requests for the frontier, each with its canonical URL, and what is written of its items."""
 
-    urls: list[str] = field(default_factory=list)
-    items: list[bytes] = field(default_factory=list)
-
-
-_ENCODE: Final = msgspec.json.Encoder().encode
+    requests: list[Request] = field(default_factory=list)
+    items: list[str | bytes] = field(default_factory=list)
+    """Flat: stage or sink, record, …"""
 
 
 def page_record(task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> PageRecord:
@@ -93,15 +95,7 @@ def load_handler(path: str) -> Callable[[Response], Any]:
     Raises:
         ConfigError: there is no such module or function.
     """
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"handler {path!r} must be written module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        handler = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"handler {path!r} cannot be loaded: {error}") from error
+    handler = load_object(path, "handler")
     if not callable(handler):
         raise ConfigError(f"handler {path!r} is not a function")
     return handler  # type: ignore[no-any-return]
@@ -112,11 +106,13 @@ class Handler:
 
     def __init__(
         self,
-        function: Callable[[Response], Any],
+        function: Callable[..., Any],
         *,
         timeout_ms: int,
         threads: int = 1,
         on_stuck: Callable[[], None] = lambda: None,
+        stage: str = PAGE,
+        route: Callable[[Any, int], list[str | bytes]] = lambda item, depth: [],
     ) -> None:
         """Prepare the calls of `function`.
 
@@ -125,25 +121,29 @@ class Handler:
             timeout_ms: Longest time of one call.
             threads: Calls at a time of a sync handler.
             on_stuck: Called when a sync handler passed its time: its thread stays until the process ends.
+            stage: Where it belongs to, for its errors.
+            route: Says what is to be written of an item, from its depth; see Program.router.
         """
         self._function = function
         self.timeout_ms = timeout_ms
         """Of the calls that begin from now on."""
         self._on_stuck = on_stuck
+        self._stage = stage
+        self._route = route
         self._is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         # Threads of our own, one for each slot: in the few of asyncio a page would wait behind slow ones, its time
         # running, and asyncio's are waited for at the end of the loop.
         self._threads = None if self._is_async else ThreadPoolExecutor(threads, "handler")
 
-    async def __call__(self, response: Response) -> Handled:
-        """Run the handler to its end.
+    async def __call__(self, given: Any, *, depth: int = 0) -> Handled:
+        """Run the handler to its end with a page, an item or a batch, whose page was so deep.
 
         Raises:
             Retry, Drop: as the handler raised them.
             StageError: it raised anything else, or passed its time; the message holds the stack.
         """
         call = _Call()
-        running = asyncio.ensure_future(self._run(response, call))
+        running = asyncio.ensure_future(self._run(given, call, depth))
         try:
             done, _ = await asyncio.wait((running,), timeout=self.timeout_ms / 1000)
         except asyncio.CancelledError:
@@ -156,7 +156,8 @@ class Handler:
             if not self._is_async:
                 self._on_stuck()
             raise StageError(
-                f"handler passed its {self.timeout_ms / 1000:g} s and was ended; it stood at:\n{where}", stage="page"
+                f"handler passed its {self.timeout_ms / 1000:g} s and was ended; it stood at:\n{where}",
+                stage=self._stage,
             )
         try:
             return running.result()
@@ -165,23 +166,34 @@ class Handler:
         except (Exception, asyncio.CancelledError) as error:
             # A cancellation of its own making: taken for ours, the page would be let go as lost, and a crash counted.
             text = "".join(traceback.format_exception(error)).strip()
-            raise StageError(text[-ERROR_MAX_CHARS:], stage="page") from error
+            raise StageError(text[-ERROR_MAX_CHARS:], stage=self._stage) from error
 
-    async def _run(self, response: Response, call: _Call) -> Handled:
+    async def _run(self, what: Any, call: _Call, depth: int) -> Handled:
         handled = Handled()
         if self._threads is not None:
             loop = asyncio.get_running_loop()
-            for thing in await loop.run_in_executor(self._threads, call.collect, self._function, response):
-                _add(handled, thing)
+            for thing in await loop.run_in_executor(self._threads, call.collect, self._function, what):
+                self._add(handled, thing, depth)
             return handled
-        given = self._function(response)
+        given = self._function(what)
         if inspect.isasyncgen(given):
             async for thing in given:
-                _add(handled, thing)
+                self._add(handled, thing, depth)
             return handled
         for thing in _as_things(await given):
-            _add(handled, thing)
+            self._add(handled, thing, depth)
         return handled
+
+    def _add(self, handled: Handled, thing: Any, depth: int) -> None:
+        if not isinstance(thing, Request):
+            handled.items += self._route(thing, depth)
+            if len(handled.items) > 2 * ITEMS_MAX:
+                raise ValueError(f"more than {ITEMS_MAX:,} items came of one: they are written in one step")
+            return
+        url = canonical_url(thing.url)
+        if url is None:
+            raise ValueError(f"{thing.url!r} is not an http(s) URL")
+        handled.requests.append(thing if url == thing.url else msgspec.structs.replace(thing, url=url))
 
 
 class _Call:
@@ -190,11 +202,11 @@ class _Call:
     def __init__(self) -> None:
         self._thread: int | None = None
 
-    def collect(self, function: Callable[[Response], Any], response: Response) -> list[Any]:
+    def collect(self, function: Callable[..., Any], what: Any) -> list[Any]:
         self._thread = threading.get_ident()
         try:
             # In the thread to the end: a sync generator does its work while it is iterated.
-            return list(_as_things(function(response)))
+            return list(_as_things(function(what)))
         except StopIteration as error:
             # A `next()` that found nothing. No future takes it, so whoever waits for this call would wait for ever.
             raise RuntimeError("the handler raised StopIteration") from error
@@ -211,13 +223,6 @@ def _as_things(given: Any) -> Any:
     if inspect.isgenerator(given) or isinstance(given, list | tuple):
         return given
     return (given,)
-
-
-def _add(handled: Handled, thing: Any) -> None:
-    if isinstance(thing, Request):
-        handled.urls.append(thing.url)
-    else:
-        handled.items.append(_ENCODE(thing))
 
 
 def _stack_of(running: asyncio.Future[Any]) -> str:

@@ -46,7 +46,7 @@ KINDS: Final = tuple(kind.value for kind in Kind)
 CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx", OTHER)
 OUTCOMES: Final = (*(outcome.value for outcome in Outcome), LEASE_LOST)
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
-    FETCH: ("commit", "dispatch", "offer", "due", "start", "visit", "hand_back", OTHER),
+    FETCH: ("commit", "dispatch", "offer", "due", "start", "visit", "hand_back", "addresses", "cookies", OTHER),
     BATCH: ("sink_commit", "sink_open", "hand_back", OTHER),
     SUPERVISOR: ("beat", "reclaim", "give_up", "finish", "put_back", "hand_back", "dispatch", "offer", OTHER),
 }

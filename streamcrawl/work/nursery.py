@@ -33,7 +33,11 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROLES: Final = {"fetch": "streamcrawl.work.worker:run_worker", "sink": "streamcrawl.sinks.child:run_sink"}
+ROLES: Final = {
+    "fetch": "streamcrawl.work.worker:run_worker",
+    "stage": "streamcrawl.work.stage_worker:run_stage",
+    "sink": "streamcrawl.sinks.child:run_sink",
+}
 """The coroutine of each role. By name: sinks is a later room than this one."""
 EXIT_UNKNOWN: Final = -9
 """Of a child whose nursery died before it: nobody can wait for it, so it counts as killed."""

@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,32 +49,36 @@ from streamcrawl.rules.revisit import (
     next_visit,
 )
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
-from streamcrawl.rules.scope import sitemap_fingerprint
 from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
 from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_rest, encode_task
-from streamcrawl.rules.traps import LeftOut, Traps
-from streamcrawl.rules.urls import Canonicalizer, split_url
-from streamcrawl.store.frontier import LINKS_PER_CALL, Commit, Links, Wait
+from streamcrawl.rules.urls import split_url
+from streamcrawl.store.frontier import Commit, Wait
+from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
+from streamcrawl.work.fetched import KIND as FETCHED
+from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
+from streamcrawl.work.links import FollowedLinks
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
+from streamcrawl.work.program import ENCODE, PAGE, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
-from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps, owner_of
+from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from streamcrawl.rules.cookies import Jar
     from streamcrawl.rules.robots_rules import RobotsRules
     from streamcrawl.rules.scope import Scope
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Entry
+    from streamcrawl.store.frontier import Entry, Links
     from streamcrawl.store.shards import Shards
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
+    from streamcrawl.work.program import Program
     from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
@@ -100,33 +103,8 @@ SITEMAP_HEADERS: Final = {
 }
 SITEMAP_WIRE_MAX_BYTES: Final = 2 * BYTES_MAX
 """Read of a sitemap before the reader's own bound ends it, which counts what a gzip in it holds."""
-SEEN_KEPT: Final = 100_000
 _LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
-_ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class RecentlySeen:
-    """URLs this worker knows to be in the frontier's `seen`: nine links of ten on a site are repeats, and need not
-    travel to Redis. Two generations of at most SEEN_KEPT hashes; cleared when the store may have lost something."""
-
-    def __init__(self) -> None:
-        self._young: set[int] = set()
-        self._old: set[int] = set()
-
-    def __contains__(self, url: str) -> bool:
-        key = hash(url)
-        return key in self._young or key in self._old
-
-    def add_all(self, urls: Sequence[str]) -> None:
-        """Remember URLs whose offer was answered; not before, or a lost offer would lose the page."""
-        self._young.update(map(hash, urls))
-        if len(self._young) > SEEN_KEPT:
-            self._old, self._young = self._young, set()
-
-    def clear(self) -> None:
-        self._young.clear()
-        self._old.clear()
 
 
 @dataclass(slots=True)
@@ -175,48 +153,65 @@ class PageWork:
         *,
         stalls: StallWatch,
         on_stuck: Callable[[], None],
+        program: Program | None = None,
     ) -> None:
-        """Prepare the work; `on_stuck` is called when a thread of this process hangs in a handler."""
+        """Prepare the work.
+
+        Args:
+            sinks: Names of the outputs.
+            on_stuck: Called when a thread of this process hangs in a handler.
+            program: Whose handlers get the pages; None for a plain crawl.
+        """
         self._stalls = stalls
         self._settings = settings
-        self._scope = scope
+        self._is_program = program is not None
+        self._links = FollowedLinks(settings, scope, crawl)
+        self.seen = self._links.seen
         self._crawl = crawl
         self._fetcher = fetcher
         self._board = board
         self._meters = board.meters
-        self._sinks = sinks
+        records = [sink for sink in sinks if not is_archive(sink)]
+        self._archives = [sink for sink in sinks if is_archive(sink)]
+        """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
         self._revisits = RevisitPolicy.from_settings(settings)
-        self._form = Canonicalizer.from_settings(settings)
-        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots = RobotsCache(crawl, settings)
         self._cookies = Cookies(crawl, settings)
         self.addresses = AddressLeases(crawl, fetcher, settings)
-        self.seen = RecentlySeen()
         self._telling: set[asyncio.Task[None]] = set()
-        self._handler = (
-            Handler(
-                load_handler(settings.handler),
+        if program is not None:
+            self._functions = dict(program.pages)
+            self._route = program.router(PAGE, records)
+            self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
+        else:
+            self._elsewhere = {}
+            self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
+            self._route = lambda item, depth: [
+                part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
+            ]
+        self._handlers = {
+            label: Handler(
+                function,
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency,
                 on_stuck=on_stuck,
+                route=self._route,
             )
-            if settings.handler
-            else None
-        )
+            for label, function in self._functions.items()
+        }
 
     def apply(self, settings: Settings, scope: Scope) -> None:
         """Go by other settings from the next question on."""
         self._settings = settings
-        self._scope = scope
+        self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
         self._revisits = RevisitPolicy.from_settings(settings)
-        self._traps = Traps(settings, time.gmtime().tm_year)
         self._robots.apply(settings)
         self._cookies.apply(settings)
         self.addresses.apply(settings)
-        if self._handler is not None:
-            self._handler.timeout_ms = settings.handler_timeout_ms
+        for handler in self._handlers.values():
+            handler.timeout_ms = settings.handler_timeout_ms
 
     def decode(self, entry: Entry) -> CrawlTask | Commit:
         """Return the task of an entry, or the commit that buries an entry which cannot be read."""
@@ -380,17 +375,26 @@ class PageWork:
     ) -> Ending:
         response: Response | None = None
         circle: str | None = None
+        wire: list[Exchange] = []
+        ask, conditions = task.ask, conditions_of(task.again)
 
         async def fetch(url: str) -> Answer:
+            nonlocal ask
             answer = await self._fetch(
                 task.kind,
                 url,
                 referrer=task.referrer,
-                headers=conditions_of(task.again) if url == task.url else None,
+                headers=({**ask.headers, **conditions} if url == task.url else ask.headers) or None,
                 jar=jar,
                 on_sent=self._on_sent(entry, task),
+                method=ask.method,
+                data=ask.body,
             )
             await self._cookies.keep(jar, task.host, answer)
+            if answer.exchange is not None:
+                wire.append(answer.exchange)
+            if ask.method not in ("GET", "HEAD") and answer.status not in (307, 308):
+                ask = msgspec.structs.replace(ask, method="GET", body="")  # RFC 9110 section 15.4
             return answer
 
         def refresh(answer: Answer, hops: list[str]) -> str | None:
@@ -402,9 +406,18 @@ class PageWork:
         found = await self._follow(entry, task, index, rules, fetch, refresh)
         self.addresses.give_back(lease)  # a handler may take minutes
         if isinstance(found, Ending):
-            return found
+            return self._archived(found, wire)
         assert response is not None
-        return await self._answered(entry, task, index, found[0], response, found[1], circle)
+        ending = await self._answered(entry, task, index, found[0], response, found[1], circle)
+        return self._archived(ending, wire)
+
+    def _archived(self, ending: Ending, wire: list[Exchange]) -> Ending:
+        """Give the archives what a page or a redirect is made of; another try of it would bring its own."""
+        commit = ending.commit
+        if commit is not None and wire and commit.outcome in (Outcome.DONE, Outcome.REDIRECTED, Outcome.DROPPED):
+            item = encode_exchanges(wire)
+            commit.items = [*commit.items, *(part for sink in self._archives for part in (sink, item))]
+        return ending
 
     async def _follow(
         self,
@@ -469,7 +482,7 @@ class PageWork:
         if limit_ms is None or not 200 <= response.status <= 299:
             return None, None
         # A handler may have no use for what is parsed, and two searches cost a hundredth of it.
-        if self._handler is not None and b"efresh" not in response.body and b"EFRESH" not in response.body:
+        if self._handlers and b"efresh" not in response.body and b"EFRESH" not in response.body:
             return None, None
         page = response.page
         url = page.refresh
@@ -479,8 +492,8 @@ class PageWork:
         if url in before or len(before) >= self._settings.redirects_max:
             return None, url
         if task.depth > 0 and not (
-            self._scope.admits(url, page_host=task.host)
-            and self._traps.reason(url, depth=task.depth, referrer=task.url) is None
+            self._links.scope.admits(url, page_host=task.host)
+            and self._links.traps.reason(url, depth=task.depth, referrer=task.url) is None
         ):
             return None, None
         return (url, None) if split_url(url)[0] != task.host or rules.allows(url) else (None, None)
@@ -520,20 +533,28 @@ class PageWork:
         if isinstance(decided, Ending):
             return decided
         handled = Handled()
-        if answer.status == 304 and conditions_of(task.again) is not None:
+        links: tuple[str, ...] = ()
+        handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
+        if answer.status == 304 and conditions_of(task.again):
             # Nothing came that a handler could read, or that could link to something new.
-            if self._sinks and self._settings.unchanged_records:
-                handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
-        elif self._handler is None:
+            if self._settings.unchanged_records and not self._is_program:
+                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        elif own_stage is not None:
+            page = await pack_page(task, answer, hops)
+            handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
+        elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
+            error = f"no page handler of this program has the label {task.ask.label!r}"
+            return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
+        elif handler is None:
             started = time.monotonic()
-            handled.urls = list(response.links())
-            if self._sinks:
-                handled.items.append(_ENCODE(page_record(task, answer, response, hops)))
+            links = response.links()
+            record = page_record(task, answer, response, hops)
+            handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
             try:
-                handled = await self._handle(self._handler, response)
+                handled = await self._handle(handler, response, task.depth)
             except Retry as asked:
                 delay_ms = self._policy.base_ms
                 if asked.after_s is not None:
@@ -548,16 +569,26 @@ class PageWork:
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.detail = self._next_visit(task, answer, response, hops)
-        commit.items = [part for item in handled.items for sink in self._sinks for part in (sink, item)]
+        commit.items, commit.url = handled.items, task.url if self._is_program else ""
         ending = _with_answer(Ending(commit), answer, decided)
         if commit.detail[3:]:
             ending.retry_delay_ms = commit.detail[3]
-        self._add_links(ending, commit, task, handled.urls, circle)
+        self._links.add(
+            ending,
+            commit,
+            links,
+            handled.requests,
+            page_url=task.url,
+            depth=task.depth,
+            shard=entry.shard,
+            circle=circle,
+        )
         return ending
 
     def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
         """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""
-        if self._revisits is None:
+        # What is not safe to repeat (RFC 9110 section 9.2.1) was asked for once.
+        if self._revisits is None or task.ask.method not in ("GET", "HEAD"):
             return ()
         content = Content("")
         if answer.status < 400:
@@ -574,77 +605,35 @@ class PageWork:
         rest = encode_rest(msgspec.structs.replace(task, attempt=1, again=visit.last))
         return visit.found.value, task.level.value, rest, visit.last.interval_ms
 
-    async def _handle(self, handler: Handler, response: Response) -> Handled:
+    async def _handle(self, handler: Handler, response: Response, depth: int) -> Handled:
         started = time.monotonic()
         try:
-            return await handler(response)
+            return await handler(response, depth=depth)
         finally:
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
-
-    def _add_links(
-        self, ending: Ending, commit: Commit, task: CrawlTask, urls: list[str], circle: str | None = None
-    ) -> None:
-        depth = task.depth + 1
-        url = task.url
-        tasks = []
-        left_out = Counter[str]()
-        # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
-        forms = urls if self._form.is_plain else dict.fromkeys(map(self._form, urls))
-        if circle is not None:
-            left_out[LeftOut.REFRESH_LOOP.value] += 1
-            circle = self._form(circle)
-        for link in forms:
-            if link == circle or link in self.seen or not self._scope.admits(link, page_host=task.host):
-                continue
-            reason = self._traps.reason(link, depth=depth, referrer=url)
-            if reason is not None:
-                left_out[reason.value] += 1
-                continue
-            host, path = split_url(link)
-            tasks.append(CrawlTask(host=host, path=path, depth=depth, referrer=url))
-            ending.offered.append(link)
-        commit.left_out = left_out
-        self._place(ending, commit, tasks)
-
-    def _place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask]) -> None:
-        """Give each link its way: into the commit, before it in chunks, or to the shard of its host."""
-        by_shard: dict[int, Links] = {}
-        own = self._crawl.index_of(commit.host)
-        for task in tasks:
-            shard = own if task.host == commit.host else self._crawl.index_of(task.host)
-            links = commit.links if shard == own else by_shard.setdefault(shard, Links())
-            is_page = task.kind is Kind.PAGE
-            links.add(task, None if is_page else sitemap_fingerprint(task, owner_of(task), self._scope.kind))
-        self._divide(ending, commit, by_shard)
-
-    def _divide(self, ending: Ending, commit: Commit, by_shard: Mapping[int, Links]) -> None:
-        """Leave what fits to the commit; the rest goes before it."""
-        while len(commit.links) > LINKS_PER_CALL:
-            ending.ahead.append(commit.links.take(LINKS_PER_CALL))
-        for shard, links in by_shard.items():
-            while links:
-                ending.elsewhere.append((shard, links.take(LINKS_PER_CALL)))
 
     def _redirected(
         self, entry: Entry, task: CrawlTask, answer: Answer, host: str, path: str, hops: list[str]
     ) -> Ending:
         is_sitemap = task.kind is Kind.SITEMAP
         if not is_sitemap:
-            host, path = split_url(self._form(host + path))
+            host, path = split_url(self._links.form(host + path))
         # The first page of a crawl often redirects to where the site really lives: a seed's target is always in.
         if task.depth > 0 and not is_sitemap:
-            if not self._scope.admits(host + path, page_host=task.host):
+            if not self._links.scope.admits(host + path, page_host=task.host):
                 return self._drop(entry, task, DropReason.OUT_OF_SCOPE, answer)
-            reason = self._traps.reason(host + path, depth=task.depth, referrer=task.url)
+            reason = self._links.traps.reason(host + path, depth=task.depth, referrer=task.url)
             if reason is not None:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = msgspec.structs.replace(
             task, host=host, path=path, attempt=1, again=None, redirects=(*task.redirects, *hops),
             referrer=task.referrer or (task.url if is_sitemap else None),
+            # To another host with neither the body nor the headers, which were for this one.
+            ask=msgspec.structs.replace(task.ask, method="GET", headers={}, body=""),
         )  # fmt: skip
         ending = _with_answer(Ending(commit), answer)
-        self._place(ending, commit, [target])
+        self._links.place(ending, commit, [target], entry.shard)
         return ending
 
     # -- sitemaps
@@ -663,7 +652,9 @@ class PageWork:
         if mark in self.seen:
             return
         ending.offered.append(mark)
-        self._place(ending, commit, own_sitemaps(task.host, rules.sitemaps, task.depth))
+        self._links.place(
+            ending, commit, own_sitemaps(task.host, rules.sitemaps, task.depth), self._crawl.index_of(task.host)
+        )
 
     async def _fetch_sitemap(
         self, entry: Entry, task: CrawlTask, index: int, rules: RobotsRules, jar: Jar | None
@@ -673,9 +664,9 @@ class PageWork:
             entry,
             task,
             crawl=self._crawl,
-            scope=self._scope,
-            traps=self._traps,
-            form=self._form,
+            scope=self._links.scope,
+            traps=self._links.traps,
+            form=self._links.form,
             url_max_bytes=settings.url_max_bytes,
             seen=self.seen,
         )
@@ -690,6 +681,7 @@ class PageWork:
                 on_sent=self._on_sent(entry, task),
                 into=walk.take,
             )
+            self._meters.add(BODY_BYTES, walk.size, task.kind.value)  # the answer lacks what was handed on
             await self._cookies.keep(jar, task.host, answer)
             return answer
 
@@ -739,7 +731,7 @@ class PageWork:
         by_shard, keys = walk.rest()
         commit.links = by_shard.pop(self._crawl.index_of(commit.host), commit.links)
         ending.offered += keys
-        self._divide(ending, commit, by_shard)
+        self._links.divide(ending, commit, by_shard)
 
     def _continued(self, entry: Entry, task: CrawlTask, walk: SitemapWalk, *, is_fetched: bool) -> Ending:
         # Long, and not all at once: an index may have left thousands of them that wait for the same room.

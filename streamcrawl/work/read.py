@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis.exceptions import RedisError
 
@@ -47,6 +47,17 @@ GATHER_S: Final = 0.003
 """While work is in hand, free slots gather this long: one read for several entries instead of one each."""
 
 
+HELD_LOOK_S: Final = 0.1
+"""Between two looks whether a stage may go on that is held back."""
+
+
+class HeldBack(Protocol):
+    """What is known of the streams that this one feeds (stage_work.py)."""
+
+    async def look(self) -> None: ...
+    def is_held(self, shard: int) -> bool: ...
+
+
 class ReadLoop:
     def __init__(
         self,
@@ -61,9 +72,19 @@ class ReadLoop:
         put: Callable[[Entry, int], None],
         on_outage: Callable[[], None],
         log: Log,
+        stream: str = FETCH_STREAM,
+        held: HeldBack | None = None,
     ) -> None:
+        """Prepare the loop.
+
+        Args:
+            stream: Which work stream, without the prefix of a shard.
+            held: Says in which shards nothing may be read, because what this stream feeds is over its mark.
+        """
         self._crawl = crawl
-        self._streams = {frontier.keys.fetch_stream.encode(): shard for shard, frontier in enumerate(crawl)}
+        self._stream = stream
+        self._held = held
+        self._streams = {(frontier.keys.prefix + stream).encode(): shard for shard, frontier in enumerate(crawl)}
         self._turn = 0
         """The shard that is asked first when slots are scarce."""
         self._reader = reader
@@ -116,10 +137,13 @@ class ReadLoop:
                     await self._waker.learn()
                     if self._stop.is_set():
                         continue  # set while it was asked for: nobody would end the read
-                    if free >= len(self._streams):
-                        await self._read(list(self._streams), free // len(self._streams), BLOCK_MS)
+                    streams = list(self._streams) if self._held is None else await self._open_streams(self._held)
+                    if not streams:
+                        await sleep_or_stop(self._stop, HELD_LOOK_S)
+                    elif free >= len(streams):
+                        await self._read(streams, free // len(streams), BLOCK_MS)
                     else:
-                        await self._read_in_turn(free)
+                        await self._read_in_turn(streams, free)
                 except (RedisError, OSError) as error:
                     self._waker.forget()
                     await self._recover(error)
@@ -145,8 +169,12 @@ class ReadLoop:
             taken += len(entries)
         return taken
 
-    async def _read_in_turn(self, free: int) -> None:
-        streams = list(self._streams)
+    async def _open_streams(self, held: HeldBack) -> list[bytes]:
+        """Return the streams that may be read; those held back are looked at again."""
+        await held.look()
+        return [stream for stream, shard in self._streams.items() if not held.is_held(shard)]
+
+    async def _read_in_turn(self, streams: list[bytes], free: int) -> None:
         self._turn = (self._turn + 1) % len(streams)
         order = streams[self._turn :] + streams[: self._turn]
         left = free
@@ -164,7 +192,10 @@ class ReadLoop:
             # crawl was deleted, which is no outage to tell about: asked for nothing, it says so.
             for frontier in self._crawl:
                 with contextlib.suppress(StoreUnavailable, StoreFull):
-                    await frontier.dispatch(0)
+                    if self._stream == FETCH_STREAM:
+                        await frontier.dispatch(0)
+                    else:
+                        await frontier.reclaim(self._stream, lease_ms=self._lease_ms)
             mapped = StoreUnavailable("the work stream is gone; waiting for it to be made again")
         elif not isinstance(mapped, StoreUnavailable):
             raise mapped from error
@@ -178,7 +209,7 @@ class ReadLoop:
         for shard, frontier in enumerate(self._crawl):
             try:
                 delivered = await until_answered(
-                    lambda frontier=frontier: frontier.pending_of(FETCH_STREAM, self._consumer),  # type: ignore[misc]
+                    lambda frontier=frontier: frontier.pending_of(self._stream, self._consumer),  # type: ignore[misc]
                     self._patience,
                     self._stop,
                 )
@@ -190,7 +221,7 @@ class ReadLoop:
                     self._log(Said.warning(said))
                     await until_answered(
                         lambda frontier=frontier, unknown=unknown, is_begun=is_begun: frontier.hand_back(  # type: ignore[misc]
-                            FETCH_STREAM, unknown, is_begun=is_begun
+                            self._stream, unknown, is_begun=is_begun
                         ),
                         self._patience,
                         self._stop,

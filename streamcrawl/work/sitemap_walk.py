@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from streamcrawl.rules.urls import Canonicalizer
     from streamcrawl.store.frontier import Entry as StreamEntry
     from streamcrawl.store.shards import Shards
-    from streamcrawl.work.page_work import RecentlySeen
+    from streamcrawl.work.links import RecentlySeen
 
 TURN_BYTES: Final = 262_144
 """Read before others get a turn: some 15 ms of the parser at its slowest."""

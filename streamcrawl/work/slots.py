@@ -12,7 +12,7 @@ import asyncio
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
 from streamcrawl.rules.task import Outcome
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from streamcrawl.rules.task import CrawlTask
     from streamcrawl.store.frontier import Entry, Wait
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.commit import CommitLoop
     from streamcrawl.work.lag import ServerClock
+    from streamcrawl.work.links import RecentlySeen
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
-    from streamcrawl.work.page_work import PageWork
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -45,13 +44,38 @@ CANCEL_AGAIN_S: Final = 1.0
 """Long enough for what a handler does when it is cancelled."""
 
 
+class InHand(Protocol):
+    """What the slots know of a task: a page, or an item of a stage."""
+
+    @property
+    def crashes(self) -> int: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def discovered_ms(self) -> int: ...
+
+
+T = TypeVar("T", bound=InHand)
+
+
+class Work(Protocol[T]):
+    """What is done with an entry: PageWork, or StageWork."""
+
+    @property
+    def seen(self) -> RecentlySeen: ...
+    def decode(self, entry: Entry) -> T | Commit: ...
+    async def do(self, entry: Entry, task: T, index: int) -> Ending: ...
+    def bury(self, entry: Entry, task: T, reason: str, error: str) -> Commit: ...
+    def internal_error(self, entry: Entry, task: T, error: str) -> Ending: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Hand:
     """One entry in hand."""
 
     entry: Entry
     index: int
-    task: CrawlTask
+    task: InHand
     running: asyncio.Task[None] | None = None
     is_admitted: bool = False
     """Its slot runs, or is about to. Known before the slot is: of two suspects in one read, one must see the other."""
@@ -71,12 +95,13 @@ class Slots:
     def __init__(
         self,
         crawl: Shards,
-        work: PageWork,
+        work: Work[Any],
         committers: Sequence[CommitLoop],
         offers: Sequence[OffersLoop],
         board: Board,
         *,
         concurrency: int,
+        stream: str = FETCH_STREAM,
         on_retry: Callable[[int, int], None],
         on_gone: Callable[[], None],
         clock: ServerClock,
@@ -89,6 +114,7 @@ class Slots:
         self._offers = offers
         self._board = board
         self._concurrency = concurrency
+        self._stream = stream
         self._on_retry = on_retry
         self._on_gone = on_gone
         self._meters = board.meters
@@ -301,7 +327,7 @@ class Slots:
         committer = self._committers[hand.entry.shard]
         committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
 
-    def _note_latency(self, task: CrawlTask, commit: Commit | None) -> None:
+    def _note_latency(self, task: InHand, commit: Commit | None) -> None:
         """Count how long a task took from its discovery, when this commit ended it with a result."""
         if commit is None or commit.outcome is not Outcome.DONE or not task.discovered_ms:
             return
@@ -367,7 +393,7 @@ class Slots:
             try:
                 await until_answered(
                     lambda frontier=frontier, entry_ids=entry_ids: frontier.hand_back(  # type: ignore[misc]
-                        FETCH_STREAM, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun, wait=wait
+                        self._stream, entry_ids, is_robots_stale=is_robots_stale, is_begun=is_begun, wait=wait
                     ),
                     self._patience,
                     self._give_up,

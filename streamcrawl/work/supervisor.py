@@ -22,7 +22,7 @@ import msgspec
 from streamcrawl.errors import ConfigError, CrawlGone, StoreError, StoreFull, StoreUnavailable
 from streamcrawl.settings import SettingClass, fields_of
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream, stage_stream
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import RESTING, Board, monotonic_ms
 from streamcrawl.work.budget import BudgetLoop
@@ -34,6 +34,7 @@ from streamcrawl.work.logs import Level, Said, as_said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, SUPERVISOR, Meters, added
 from streamcrawl.work.nursery import Nursery
+from streamcrawl.work.program import PAGE
 from streamcrawl.work.reclaim import ReclaimLoop
 from streamcrawl.work.tuning import TuningLoop
 from streamcrawl.work.watch import WatchLoop
@@ -48,13 +49,20 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
     from streamcrawl.work.nursery import Offspring
+    from streamcrawl.work.program import Program, Stage
 
+STAGE_SPARE_MS: Final = 1000
+"""Over the longest time of a stage's function: by then its worker has ended it, and only one that hangs has not."""
 SINK_BOARD: Final = 1024
 """Entries a sink may hold: one batch and one read."""
 STARTS_FAILED_MAX: Final = 5
 """Children in a row that died before they were ready; then something is wrong with all of them."""
 RESTART_PAUSE_S: Final = 0.2
 NOW_GRACE_S: Final = 3.0
+FINISHING: Final = ("ENDED", "LIMIT", "STOPPED")
+"""Words of the end after which outputs are finished. After a signal the crawl goes on some day, and so do they."""
+FINISH_MAX_S: Final = 3600.0
+"""For that: a journal of many GB takes minutes to become its format. A signal ends it, and it is done again later."""
 UNAVAILABLE_MAX_S: Final = 600.0
 """A store that is away this long ends the run with exit code 5; what is in Redis stays there."""
 SETTLE_MAX_S: Final = 5.0
@@ -66,10 +74,45 @@ _numbers: Final = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One output: its name in Redis, and the absolute path of its file ('': another machine has it and writes it)."""
+    """One output: its name in Redis, and what is stored of it (sinks/targets.py; '': another machine writes it)."""
 
     name: str
     path: str
+    url: str = ""
+    """Of a database, with the password, which is not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildJob:
+    """What a child is for: pages when it has neither a sink nor a stage."""
+
+    sink: SinkSpec | None = None
+    stage: Stage | None = None
+
+    @property
+    def role(self) -> str:
+        return "sink" if self.sink is not None else "stage" if self.stage is not None else "fetch"
+
+    @property
+    def stream(self) -> str:
+        """The stream that it reads, without the crawl's prefix."""
+        if self.stage is not None:
+            return stage_stream(self.stage.line)
+        return FETCH_STREAM if self.sink is None else sink_stream(self.sink.name)
+
+    @property
+    def work_max_ms(self) -> int:
+        """Longest work at one entry; 0: as the settings say."""
+        if self.stage is None or self.stage.timeout_ms is None:
+            return 0
+        return self.stage.timeout_ms + STAGE_SPARE_MS
+
+    @property
+    def name(self) -> str:
+        """Its stage, as metrics and messages call it."""
+        if self.stage is not None:
+            return self.stage.line
+        return FETCH if self.sink is None else self.sink.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +120,7 @@ class Reading:
     """What the processes of one stage have counted, those that ended included."""
 
     stage: str
-    """`fetch`, the name of an output, or `supervisor`."""
+    """`fetch`, the name of an output, a stage of a program, or `supervisor`."""
     role: str
     """As meters.py knows it."""
     cells: Sequence[float]
@@ -92,14 +135,16 @@ class Reading:
 class ChildProcess:
     """One child as the supervisor sees it."""
 
-    def __init__(self, role: str, consumer: str, stream: str, slots: int, sink: SinkSpec | None) -> None:
-        self.role = role
+    def __init__(self, job: ChildJob, consumer: str, concurrency: int) -> None:
+        self.job = job
+        self.role = job.role
         self.consumer = consumer
-        self.stream = stream
-        self.slots = slots
-        """Work slots that count for the mark of waiting entries; 0 for a sink."""
-        self.sink = sink
-        self.board = Board.create(slots if role == "fetch" else SINK_BOARD)
+        self.stream = job.stream
+        self.slots = job.stage.slots if job.stage is not None else 0 if job.sink is not None else concurrency
+        """Work slots; 0 for a sink. Those of fetch workers count for the mark of waiting entries."""
+        self.work_max_ms = job.work_max_ms
+        """Longest work at one entry; 0: as the settings say."""
+        self.board = Board.create(self.slots or SINK_BOARD)
         self.offspring: Offspring | None = None
         self.is_ready = False
         self.is_told_to_stop = False
@@ -110,7 +155,7 @@ class ChildProcess:
 
     @property
     def stage(self) -> str:
-        return FETCH if self.sink is None else self.sink.name
+        return self.job.name
 
     @property
     def named(self) -> dict[str, str]:
@@ -127,7 +172,7 @@ class ChildProcess:
 
     @property
     def busy(self) -> int:
-        return self.board.busy() if self.role == "fetch" else len(self.board.held())
+        return len(self.board.held()) if self.role == "sink" else self.board.busy()
 
     @property
     def info(self) -> str:
@@ -180,6 +225,9 @@ class Supervisor:
         version: int = 1,
         stays_for: Collection[str] = (),
         memory_default_bytes: int | None = None,
+        app: str = "",
+        program: Program | None = None,
+        only: Collection[str] = (),
         log: Log,
     ) -> None:
         """Prepare the run; nothing is started yet.
@@ -189,12 +237,19 @@ class Supervisor:
             scope: State of the crawl's Scope.
             stays_for: Words of the end after which it waits for more: UNFED, for a worker of a fleet.
             memory_default_bytes: As the janitor takes it.
+            app: Where the program is, for its workers.
+            program: Whose stages run here; None for a plain crawl.
+            only: Of these only; `page` for the workers that fetch. Empty: all.
         """
         self._redis_url = redis_url
         self._settings = settings
         self._crawl = crawl
         self._scope = scope
         self._sinks = tuple(sinks)
+        self._app = app
+        stages = program.stages if program is not None else []
+        self._stages = [stage for stage in stages if not only or stage.name in only]
+        self._is_fetching = not only or PAGE in only
         self._log = log
         self._nursery = Nursery()
         self.children: list[ChildProcess] = []
@@ -215,6 +270,7 @@ class Supervisor:
         for frontier in crawl:
             frontier.observe(lambda script, took_s: self.meters.observe(REDIS_SECONDS, took_s, script))
         streams = [FETCH_STREAM, *(sink_stream(sink.name) for sink in self._sinks)]
+        streams += [stage_stream(stage.line) for stage in stages]
         lease_ms = settings.lease_ms
         self._beat = BeatLoop(
             crawl, lambda: self.children, lease_ms=lease_ms, work_max_ms=_work_max_ms(settings), log=log
@@ -261,9 +317,12 @@ class Supervisor:
         """
         for sink in self._sinks:
             if sink.path:
-                self._keep("sink", sink)
+                self._keep(ChildJob(sink=sink))
         for _ in range(self._settings.processes):
-            self._keep("fetch", None)
+            if self._is_fetching:
+                self._keep(ChildJob())
+            for stage in self._stages:
+                self._keep(ChildJob(stage=stage))
         every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch, self._lag)
         loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
@@ -291,7 +350,8 @@ class Supervisor:
 
     def readings(self) -> list[Reading]:
         """Return what each stage here has counted since this supervisor began, its own process last."""
-        stages = [FETCH, *(sink.name for sink in self._sinks if sink.path)]
+        stages = [FETCH] if self._is_fetching else []
+        stages += [*(sink.name for sink in self._sinks if sink.path), *(stage.line for stage in self._stages)]
         found = []
         for stage in stages:
             live = [child for child in self.children if child.stage == stage]
@@ -324,7 +384,7 @@ class Supervisor:
             return "it is stopping"
         if self._patience.failures or self._beat.patience.failures:
             return "Redis does not answer"
-        if not any(child.is_ready and child.is_alive for child in self.children if child.role == "fetch"):
+        if not any(child.is_ready and child.is_alive for child in self.children if child.role != "sink"):
             return "no worker process is ready yet"
         age_ms = self.heartbeat_age_ms()
         if age_ms is not None and age_ms > self._settings.lease_ms // 2:
@@ -347,22 +407,25 @@ class Supervisor:
         self._word = self._end.word if self._end.word != "RUNNING" else "INTERRUPTED"
 
     async def _close_children(self) -> None:
-        """Stop the fetch workers, then the sinks once they have written what the workers gave them."""
+        """Stop the workers, then the sinks once they have written what the workers gave them."""
         grace_s = self._settings.grace_ms / 1000
         self._closing.set()
         is_hard = self._word in ("GONE", "UNAVAILABLE") or self._error is not None
-        await self._stop_role("fetch", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
+        await self._stop_roles(("fetch", "stage"), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         if not is_hard:
             await self._drain_sinks(grace_s)
-        await self._stop_role("sink", NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
+        if self._word in FINISHING:
+            await self._stop_roles(("sink",), FINISH_MAX_S, word="end")
+        else:
+            await self._stop_roles(("sink",), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
         for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch, self._lag):
             loop.stop()
 
-    async def _stop_role(self, role: str, within_s: float) -> None:
-        children = [child for child in self.children if child.role == role]
+    async def _stop_roles(self, roles: Collection[str], within_s: float, *, word: str = "stop") -> None:
+        children = [child for child in self.children if child.role in roles]
         for child in children:
             child.is_told_to_stop = True
-            child.say("stop")
+            child.say(word)
         deadline = monotonic_ms() + within_s * 1000
         is_hurried = False
         while any(child.is_alive for child in children):
@@ -376,7 +439,7 @@ class Supervisor:
                     if child.is_alive:
                         self._log(
                             Said.warning(
-                                f"{role} {child.consumer} did not end in time and is killed; its work is put back",
+                                f"{child.role} {child.consumer} did not end in time, is killed, and its work put back",
                                 **child.named,
                             )
                         )
@@ -444,20 +507,20 @@ class Supervisor:
 
     # -- children
 
-    def _keep(self, role: str, sink: SinkSpec | None) -> None:
-        keeper = asyncio.create_task(self._keeper(role, sink), name=f"keeper {role}")
+    def _keep(self, job: ChildJob) -> None:
+        keeper = asyncio.create_task(self._keeper(job), name=f"keeper {job.role}")
         self._keepers.add(keeper)
         keeper.add_done_callback(self._keepers.discard)
 
-    async def _keeper(self, role: str, sink: SinkSpec | None) -> None:
+    async def _keeper(self, job: ChildJob) -> None:
         """Start one child, and its successor whenever it ends, until the crawl closes."""
         try:
             while not self._closing.is_set():
                 # A name is never used twice: what an earlier bearer still holds must not look like this one's.
-                consumer = new_consumer(role)
-                if sink is not None and not await self._become_writer(sink, consumer):
+                consumer = new_consumer(job.role)
+                if job.sink is not None and not await self._become_writer(job.sink, consumer):
                     return
-                child = await self._start(role, consumer, sink)
+                child = await self._start(job, consumer)
                 if self._closing.is_set():
                     # It was not there yet when its role was told to stop, and would run on until it is killed.
                     child.is_told_to_stop = True
@@ -496,7 +559,7 @@ class Supervisor:
         is_told = False
         while not self._closing.is_set():
             try:
-                word, _, _ = await until_answered(
+                word, *_ = await until_answered(
                     lambda: self._crawl.first.sink_open(sink.name, consumer, lease_ms=lease_ms),
                     self._patience,
                     self._closing,
@@ -514,23 +577,25 @@ class Supervisor:
             await sleep_or_stop(self._closing, STANDBY_LOOK_S)
         return False
 
-    async def _start(self, role: str, consumer: str, sink: SinkSpec | None) -> ChildProcess:
+    async def _start(self, job: ChildJob, consumer: str) -> ChildProcess:
         settings = self._settings
-        stream = FETCH_STREAM if sink is None else sink_stream(sink.name)
-        child = ChildProcess(role, consumer, stream, settings.concurrency if role == "fetch" else 0, sink)
+        child = ChildProcess(job, consumer, settings.concurrency)
         spec = ChildSpec(
             redis_url=self._redis_url,
             settings=settings,
             epoch=self._crawl.epoch,
             consumer=consumer,
-            role=role,
+            role=job.role,
             scope=self._scope,
             sinks=tuple(sink.name for sink in self._sinks),
-            sink=sink.name if sink else "",
-            sink_path=sink.path if sink else "",
+            sink=job.sink.name if job.sink else "",
+            sink_target=(job.sink.url or job.sink.path) if job.sink else "",
+            app=self._app,
+            stage=job.stage.line if job.stage else "",
+            work_max_ms=job.work_max_ms,
         )
         child.board.confirm(monotonic_ms())
-        child.offspring = await self._nursery.start_child(role, child.board.fd, child.board.capacity)
+        child.offspring = await self._nursery.start_child(job.role, child.board.fd, child.board.capacity)
         child.say(msgspec.json.encode(spec).decode())
         self.children.append(child)
         self.children.sort(key=lambda one: one.role)
@@ -565,7 +630,7 @@ class Supervisor:
         self._log(Said(str(event.get("text", "")), level, **{**child.named, **own}))
 
     async def _put_back(self, child: ChildProcess, *, is_crash: bool) -> None:
-        held = child.board.held() if is_crash and child.role == "fetch" else []
+        held = child.board.held() if is_crash and child.role != "sink" else []
         back = 0
         for shard, frontier in enumerate(self._crawl):
             # What was not running when its worker died has not killed it, and no crash is counted against it.
@@ -583,7 +648,7 @@ class Supervisor:
 
             count = await until_answered(call, self._patience, self._closing)
             back += count
-            if count and not self._closing.is_set():
+            if count and child.role == "fetch" and not self._closing.is_set():
                 # Workers that wait would learn of it with their next look only, up to a second later.
                 with contextlib.suppress(StoreUnavailable, StoreFull):
                     await frontier.dispatch(count)

@@ -7,6 +7,7 @@ each shard.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.errors import CrawlGone
@@ -14,6 +15,7 @@ from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
@@ -21,13 +23,15 @@ from streamcrawl.work.due import DueLoop
 from streamcrawl.work.logs import Said
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
+from streamcrawl.work.program import PAGE, load_program
 from streamcrawl.work.read import ReadLoop
+from streamcrawl.work.resources import open_resources
 from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.settings import Settings
@@ -76,6 +80,7 @@ async def run_worker(child: Child) -> None:
         StoreError: a refusal that waiting does not mend.
     """
     spec, settings, crawl = child.spec, child.settings, child.crawl
+    program = load_program(spec.app) if spec.app else None
     gone = asyncio.Event()
 
     def be_gone() -> None:
@@ -83,7 +88,14 @@ async def run_worker(child: Child) -> None:
         child.stop.set()
 
     stalls = StallWatch()
-    async with Fetcher(settings, inside=Inside.of_state(spec.scope), log=child.log) as fetcher:
+    is_archiving = any(map(is_archive, spec.sinks))
+    inside = Inside.of_state(spec.scope)
+    async with AsyncExitStack() as opened:
+        if program is not None:
+            await open_resources(program, PAGE, opened, child.log)
+        fetcher = await opened.enter_async_context(
+            Fetcher(settings, inside=inside, is_archiving=is_archiving, log=child.log)
+        )
         work = PageWork(
             settings,
             Scope.from_state(settings, spec.scope),
@@ -92,7 +104,8 @@ async def run_worker(child: Child) -> None:
             child.board,
             spec.sinks,
             stalls=stalls,
-            on_stuck=lambda: _be_replaced(child),
+            on_stuck=lambda: be_replaced(child),
+            program=program,
         )
 
         def apply(now: Settings) -> None:
@@ -132,47 +145,76 @@ async def run_worker(child: Child) -> None:
             restarts_of(client).listen(work.seen.clear)
             restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
-        reading = _start(read.run(), "ReadLoop")
-        loops = [reading]
-        for shard in shards:
-            loops += [
-                _start(loop.run(), type(loop).__name__)
-                for loop in (shard.commit, shard.dispatch, shard.due, shard.revisit)
-            ]
-            if len(shards) > 1:
-                loops.append(_start(shard.offers.run(), "OffersLoop"))  # with a single shard nothing lies elsewhere
-        stopping = _start(_wait(child.stop), "stop")
-        watching = _start(stalls.run(), "StallWatch")
+        watching = asyncio.create_task(stalls.run(), name="StallWatch")
         try:
-            await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
-            # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
-            read.stop()
-            for shard in shards:
-                shard.dispatch.stop()
-                shard.due.stop()
-                shard.revisit.stop()
-            failed = [loop for loop in loops if loop.done() and loop.exception() is not None]
-            if not reading.done():
-                await asyncio.wait((reading,))
-            hurry = _start(_hurry(child, slots), "hurry")
-            await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
-            hurry.cancel()
-            await work.addresses.close()
-            for shard in shards:
-                shard.offers.stop()
-                shard.commit.stop(give_up=True)
-            await asyncio.wait(loops)
-            for loop in loops:
-                loop.result()
-            if gone.is_set():
-                # No loop came across it. Without a word the supervisor would start a successor.
-                raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
+            await run_loops(
+                child,
+                read,
+                slots,
+                feeding=[loop for shard in shards for loop in (shard.dispatch, shard.due, shard.revisit)],
+                # With a single shard nothing lies elsewhere.
+                offers=[shard.offers for shard in shards] if len(shards) > 1 else [],
+                commits=[shard.commit for shard in shards],
+                gone=gone,
+                after_slots=work.addresses.close,
+            )
         finally:
-            stopping.cancel()
             watching.cancel()
 
 
-def _be_replaced(child: Child) -> None:
+async def run_loops(
+    child: Child,
+    read: ReadLoop,
+    slots: Slots,
+    *,
+    feeding: Sequence[DispatchLoop | DueLoop | RevisitLoop],
+    offers: Sequence[OffersLoop],
+    commits: Sequence[CommitLoop],
+    gone: asyncio.Event,
+    after_slots: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Run the loops of a worker until it is told to stop or one of them fails, then end them in order.
+
+    Args:
+        feeding: Those that bring work into the streams.
+        gone: Set when somebody came across the end of the crawl's epoch.
+        after_slots: What is to be given back once no slot runs any more.
+
+    Raises:
+        CrawlGone, StoreError: as a loop met them.
+    """
+    reading = _start(read.run(), "ReadLoop")
+    loops = [reading, *(_start(loop.run(), type(loop).__name__) for loop in (*commits, *feeding, *offers))]
+    stopping = _start(_wait(child.stop), "stop")
+    try:
+        await asyncio.wait((*loops, stopping), return_when=asyncio.FIRST_COMPLETED)
+        # Reading ends first (a read in flight may still bring entries), then the slots, then the commits.
+        read.stop()
+        for feeder in feeding:
+            feeder.stop()
+        failed = [loop for loop in loops if loop.done() and loop.exception() is not None]
+        if not reading.done():
+            await asyncio.wait((reading,))
+        hurry = _start(_hurry(child, slots), "hurry")
+        await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
+        hurry.cancel()
+        if after_slots is not None:
+            await after_slots()
+        for offer in offers:
+            offer.stop()
+        for commit in commits:
+            commit.stop(give_up=True)
+        await asyncio.wait(loops)
+        for loop in loops:
+            loop.result()
+        if gone.is_set():
+            # No loop came across it. Without a word the supervisor would start a successor.
+            raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
+    finally:
+        stopping.cancel()
+
+
+def be_replaced(child: Child) -> None:
     """End in order: a thread that hangs ends with its process only, and the supervisor starts another one."""
     if not child.stop.is_set():
         said = f"worker {child.spec.consumer}: a handler hangs in its thread; this process ends and is replaced"

@@ -26,16 +26,19 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 COMPOSE: Final = Path(sys.executable).with_name("docker-compose")
-PAGES: Final = 80
+PAGES: Final = 60
 HOSTS: Final = ("north.site", "south.site", "west.site")
 SERVICES: Final = ("redis", "site", "crawl", "fetch", "exporter", "prometheus")
+INTERNAL: Final = "tests/containers/internal.yml"
 STOPPED: Final = 3
 
 
 class Stack:
     """`docker compose` for one project of its own."""
 
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: Images, *more: str) -> None:
+        """Prepare a stack; `more` are files over docker-compose.yml."""
+        self._files = [part for path in ("docker-compose.yml", *more, INTERNAL) for part in ("-f", path)]
         self._project = f"streamcrawl-{uuid4().hex[:8]}"
         self._environment = {
             **os.environ,
@@ -48,9 +51,8 @@ class Stack:
         }
 
     def __call__(self, *arguments: str, is_checked: bool = True) -> str:
-        files = ("-f", "docker-compose.yml", "-f", "tests/containers/internal.yml")
         done = subprocess.run(
-            [str(COMPOSE), "-p", self._project, *files, *arguments],
+            [str(COMPOSE), "-p", self._project, *self._files, *arguments],
             cwd=REPOSITORY,
             env=self._environment,
             capture_output=True,
@@ -75,6 +77,10 @@ class Stack:
     def fetching(self) -> int:
         return sum(worker["role"] == "fetch" for worker in self.status().get("workers", []))
 
+    def working_at(self, stage: str) -> int:
+        """Live worker processes of a stage behind fetch."""
+        return sum(worker["stage"] == stage for worker in self.status().get("workers", []))
+
     def exits(self, service: str) -> list[int]:
         """Exit codes of its containers that have ended."""
         rows = [json.loads(line) for line in self("ps", "-a", "--format", "json", service).splitlines()]
@@ -98,6 +104,11 @@ def wait_for(described: str, condition: Callable[[], Any], timeout_s: float = 90
     while not condition():
         assert time.monotonic() < deadline, f"{described} did not happen within {timeout_s:g} s"
         time.sleep(0.2)
+
+
+def expected() -> set[str]:
+    """Every page of the sample site, under each of its names."""
+    return {f"http://{host}:8000{path}" for host in HOSTS for path in ["/", *(f"/page/{i}" for i in range(PAGES))]}
 
 
 def test_the_stack_crawls_its_site_scales_and_goes_on_after_down_and_up(stack: Stack) -> None:
@@ -125,5 +136,26 @@ def test_the_stack_crawls_its_site_scales_and_goes_on_after_down_and_up(stack: S
     records = stack("run", "--rm", "--no-deps", "-T", "--entrypoint", "cat", "crawl", "/data/sample.jsonl")
     urls = Counter(json.loads(line)["url"] for line in records.splitlines())
     assert max(urls.values()) == 1
-    expected = {f"http://{host}:8000{path}" for host in HOSTS for path in ["/", *(f"/page/{i}" for i in range(PAGES))]}
-    assert {url for url in urls if url.endswith("8000/") or "/page/" in url} == expected
+    assert {url for url in urls if url.endswith("8000/") or "/page/" in url} == expected()
+
+
+@pytest.mark.timeout(300)
+def test_a_program_scales_each_of_its_stages_as_a_service(images: Images) -> None:
+    """Fetch, parse and save in containers of their own; the site is frozen while they come: none is too late."""
+    stack = Stack(images, "deploy/sample/stages.yml")
+    try:
+        stack.up(*SERVICES, "parse", "save")
+        wait_for("some pages", lambda: stack.pages() > 20)
+        stack("pause", "site")
+        stack.up("--no-deps", "--no-recreate", "--scale", "parse=3", "parse")
+        wait_for("three containers that parse", lambda: stack.working_at("parse") == 3)
+        stack("unpause", "site")
+        wait_for("the crawl is over", lambda: stack.exits("crawl") == [0])
+        wait_for("and its workers with it", lambda: stack.exits("parse") == [0] * 3)
+
+        stack("run", "--rm", "--no-deps", "-T", "crawl", "audit", "sample")
+        read = "import sqlite3; print(*sum(sqlite3.connect('/data/pages.db').execute('select url from pages'), ()))"
+        urls = set(stack("run", "--rm", "--no-deps", "-T", "--entrypoint", "python3", "crawl", "-c", read).split())
+        assert {url for url in urls if url.endswith("8000/") or "/page/" in url} == expected()
+    finally:
+        stack("down", "--volumes", "-t", "1")

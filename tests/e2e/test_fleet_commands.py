@@ -180,7 +180,7 @@ async def test_drain_ends_when_nothing_is_in_any_hand(
             lambda: f"draining {crawl_name}: {len(HOSTS)} records to write\n" in draining.err, "records wait"
         )
         for frontier in crawl:
-            _, writer, _ = await frontier.sink_open("out", "s1", lease_ms=30_000)
+            _, writer, *_ = await frontier.sink_open("out", "s1", lease_ms=30_000)
             rows: Any = await crawl.client.xreadgroup("workers", "s1", {frontier.keys.sink_stream("out"): ">"})
             ids = [entry_id.decode() for entry_id, _ in rows[0][1]]
             await frontier.sink_commit("out", writer=writer, expected=0, offset=9, entry_ids=ids)

@@ -1,4 +1,4 @@
-"""`--revisit` as it is typed: a round that ends, a resume with nothing due, and a crawl that goes on until it is stopped."""
+"""`--revisit` as it is typed: a round ends, a resume has nothing due, a crawl goes on until it is stopped."""
 
 from __future__ import annotations
 

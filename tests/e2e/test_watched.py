@@ -45,7 +45,6 @@ SITE: Final = SiteSpec(
 )
 SETTINGS: Final = {
     "output": "pages.jsonl",
-    "delay": "50ms",
     "concurrency": 1,
     "lease": "3s",
     "retry_base": "100ms",
@@ -106,7 +105,7 @@ class Watched:
             place = ("--redis", self.redis.url)
             seeds = [self.site.url(host, "/p/0") for host in range(1, self.site.site.spec.hosts + 1)]
             seeds += [self.site.url(1, path) for path in ("/fault/reset", "/fault/status_500", "/private/a/b/0")]
-            options = ["--name", NAME, "--config", "settings.toml", "--metrics-port", self.ports[0]]
+            options = ["--name", NAME, "--config", "settings.toml", "--delay", "50ms", "--metrics-port", self.ports[0]]
             self.crawl = stack.enter_context(self.command.start("crawl", *seeds, *place, *options))
             self.worker = stack.enter_context(
                 self.command.start("worker", NAME, *place, "--metrics-port", self.ports[1], "--concurrency", "8")

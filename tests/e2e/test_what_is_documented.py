@@ -24,6 +24,7 @@ OPTIONS = """
     -o --name --redis --processes --concurrency --depth --max-pages --max-pages-per-host --scope --allow --deny --seeds
     --delay --host-concurrency --no-robots --user-agent --timeout --min-rate --max-body --lease --frontier-max
     --memory-max --drop-params --sort-query --fresh --resume --json --quiet --config --shards --robots
+    --rotate-size --rotate-every
 """
 README = (REPOSITORY / "README.md").read_text()
 OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text()

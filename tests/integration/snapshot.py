@@ -191,7 +191,11 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         line = place(entry["host"], str(entry["level"]), entry["task"], FETCH_STREAM)
         streamed[line] += 1
         pages_in_flight_of[entry["host"]] += line == "page"
+    stages = [name for name in str(fields.get("stages", "")).split(",") if name]
     for member in state.get("delayed", {}):
+        if member.startswith("stage|"):
+            delayed[member.split("|")[1]] += 1
+            continue
         _, level, host, stored = member.split("|", 3)
         delayed[place(host, level, stored, "delayed")] += 1
     for member in state.get("revisits", {}):
@@ -202,10 +206,17 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             faults.append(f"{task} is no page to visit again")
     dead = Counter[str]()
     for letter in state.get("dead", {}).get("entries", []):
+        if letter["stage"] != "fetch":
+            dead[letter["stage"]] += 1
+            continue
         named = [kind.value for kind in Kind if f',"{kind}",' in str(letter["task"])]  # "0" reads as a number
         dead[named[0] if named else "page"] += 1
 
-    for line in ("page", "robots", "sitemap"):
+    for stage in stages:
+        streamed[stage] = len(state[f"stream:{stage}"]["entries"])
+        items = [str(entry["item"]) for entry in state[f"stream:{stage}"]["entries"]]
+        expect(f"{stage}.bytes", totals.get(f"{stage}.bytes", 0), sum(map(len, items)))
+    for line in ("page", "robots", "sitemap", *stages):
         count = {name: totals.get(f"{line}.{name}", 0) for name in ("created", "done", "dead", "dropped")}
         for name, found in (("queued", queued), ("streamed", streamed), ("delayed", delayed), ("dead", dead)):
             expect(f"{line}.{name}", totals.get(f"{line}.{name}", 0), found[line])
@@ -218,7 +229,11 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         # Schema 1 did not count them, nor do its workers that run on.
         expect("seeds that are not ended", totals.get("seed.created", 0) - totals.get("seed.ended", 0), seeds)
     for sink in filter(None, str(fields.get("sinks", "")).split(",")):
-        waiting = len(state[f"{FETCH_STREAM}:{sink}"]["entries"])
+        items = [str(entry["item"]) for entry in state[f"{FETCH_STREAM}:{sink}"]["entries"]]
+        waiting = len(items)
+        if "upgraded_from" not in fields:
+            # As above: who does not count them adds none.
+            expect(f"{sink}.bytes", totals.get(f"{sink}.bytes", 0), sum(map(len, items)))
         expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)
         expect(f"{sink}.created", totals.get(f"{sink}.created", 0), waiting + totals.get(f"{sink}.done", 0))
 

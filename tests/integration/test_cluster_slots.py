@@ -17,7 +17,7 @@ from streamcrawl.errors import StoreIncompatible
 from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import check_server, connect, mapped_errors
-from streamcrawl.store.frontier import FETCH_STREAM, LINKS, Allowance, Beat, open_shard, sink_stream
+from streamcrawl.store.frontier import FETCH_STREAM, LINKS, Allowance, Beat, StageCommit, open_shard, sink_stream
 from streamcrawl.store.keys import GROUP, Keys, QueueKeys
 from streamcrawl.store.queue_store import Ending, open_queue, pack_item
 from streamcrawl.store.scripts import Scripts, digest, script_names
@@ -128,7 +128,9 @@ async def due(lab: Lab) -> None:
 
 async def revisit(lab: Lab) -> None:
     await lab.frontier.control(revisit_ms=1000)
-    await lab.client.zadd(lab.keys.revisits, {'2|http://a.example|"page","/seen",0,1,"",[],0,0,["again",1000]]': 1})
+    await lab.client.zadd(
+        lab.keys.revisits, {'2|http://a.example|"page","/seen",0,1,"",[],0,0,{},["again",1000,"","",""]]': 1}
+    )
     assert await lab.frontier.revisit() == (1, -1)
     await lab.frontier.control(revisit_ms="")
 
@@ -152,7 +154,7 @@ async def reclaim(lab: Lab) -> None:
 
 
 async def sink_open(lab: Lab) -> None:
-    assert await lab.frontier.sink_open(SINK, "s1", lease_ms=LEASE_MS) == ("OK", 1, 0)
+    assert await lab.frontier.sink_open(SINK, "s1", lease_ms=LEASE_MS) == ("OK", 1, 0, "")
 
 
 async def sink_commit(lab: Lab) -> None:
@@ -160,6 +162,31 @@ async def sink_commit(lab: Lab) -> None:
     entry_ids = [entry_id.decode() for entry_id, _ in answer[0][1]]
     word = await lab.frontier.sink_commit(SINK, writer=1, expected=0, offset=12, entry_ids=entry_ids)
     assert word == ("DONE", None)
+
+
+async def flow(lab: Lab) -> None:
+    assert await lab.frontier.flow(["enrich"], b'{"enrich":{"from":["page"],"batch":1}}') == ["enrich"]
+
+
+async def stage_commit(lab: Lab) -> None:
+    # With links to new hosts, items for every kind of stream and each ending.
+    stream = lab.keys.stage_stream("enrich")
+    for n in range(3):
+        await lab.client.xadd(stream, {"item": f'["any",{n},0]', "url": f"{HOSTS[0]}/", "attempt": 1, "crashes": 0})
+    written = {"enrich.created": 3, "enrich.streamed": 3, "enrich.bytes": 3 * len('["any",0,0]')}
+    await lab.client.hset(lab.keys.totals, mapping=written)
+    answer = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"})
+    done, retried, dead = (entry_id.decode() for entry_id, _ in answer[0][1])
+    commits = [
+        StageCommit(done, Outcome.DONE, links=links("http://e.example/1"), items=(SINK, "1", "enrich", '["any",9,0]')),
+        StageCommit(retried, Outcome.RETRY, (0,)),
+        StageCommit(dead, Outcome.DEAD, ("handler", "why")),
+    ]
+    words, over = await lab.frontier.stage_commit("t1", "enrich", [commit.pack() for commit in commits], 100)
+    assert (words, over) == (["DONE"] * 3, frozenset())
+    await lab.let_pass(10)
+    await lab.frontier.due()
+    assert await lab.client.xlen(stream) == 2
 
 
 async def give_up(lab: Lab) -> None:
@@ -172,7 +199,8 @@ async def give_up(lab: Lab) -> None:
 
 
 async def replay(lab: Lab) -> None:
-    (letter_id, letter), *_ = await lab.client.xrange(lab.keys.dead)
+    letters = await lab.client.xrange(lab.keys.dead)
+    letter_id, letter = next(one for one in letters if one[1][b"stage"] == b"fetch")
     sent = (letter_id.decode(), letter[b"host"].decode(), letter[b"level"].decode(), letter[b"task"])
     assert await lab.frontier.replay([sent]) == ["QUEUED"]
 
@@ -247,6 +275,8 @@ CALLS: Final[tuple[Call, ...]] = (
         reclaim,
         sink_open,
         sink_commit,
+        flow,
+        stage_commit,
     ),
     *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade, delete),
 )

@@ -677,3 +677,56 @@ async def test_the_log_shows_requests_whose_client_went_away(fetcher: Fetcher) -
         for request in logged.values():
             assert request.status == 0
             assert 400 < request.end_ms - request.start_ms < now_ms - request.start_ms
+
+
+# -- bodies that are handed on
+
+
+class Taken:
+    """Takes pieces until it has `enough` bytes."""
+
+    def __init__(self, enough: int = BODY_MAX) -> None:
+        self.pieces: list[bytes] = []
+        self._enough = enough
+
+    async def __call__(self, piece: bytes) -> bool:
+        self.pieces.append(piece)
+        return sum(map(len, self.pieces)) >= self._enough
+
+
+@pytest.mark.parametrize("coding", ["", "gzip"])
+async def test_body_of_an_answer_is_handed_on_and_nothing_of_it_kept(coding: str) -> None:
+    body = b"0123456789" * 50_000
+    sent = gzip.compress(body) if coding else body
+    answer_bytes = ok(sent, f"Content-Encoding: {coding}\r\n".encode() if coding else b"")
+    async with raw_server(lambda *_: answer_bytes) as server, Fetcher(settings()) as running:
+        taken = Taken()
+        answer = await running.fetch(f"{server.origin}/a", into=taken)
+        assert (answer.status, answer.body) == (200, b"")
+        assert b"".join(taken.pieces) == body
+        assert max(map(len, taken.pieces)) <= 4 * READ_BUFFER_BYTES
+        await running.fetch(f"{server.origin}/b", into=Taken())
+        assert server.connections == 1
+        # Enough is enough: what is still to come must not be taken for the next answer.
+        taken = Taken(1)
+        await running.fetch(f"{server.origin}/c", into=taken)
+        assert len(taken.pieces) == 1
+        assert (await running.fetch(f"{server.origin}/d")).body == body
+        assert server.connections == (1 if coding else 2)  # compressed it had come whole
+
+        async def refuse(_: bytes) -> bool:
+            raise RuntimeError("no more")
+
+        with pytest.raises(RuntimeError, match="no more"):
+            await running.fetch(f"{server.origin}/e", into=refuse)
+        assert (await running.fetch(f"{server.origin}/f")).body == body
+        with pytest.raises(BodyTooLarge):
+            await running.fetch(f"{server.origin}/g", body_max_bytes=len(body) // 2, into=Taken())
+
+
+async def test_other_answers_are_not_handed_on(site: SiteProcess, fetcher: Fetcher) -> None:
+    taken = Taken()
+    answer = await fetcher.fetch(site.url(1, "/nowhere"), into=taken)
+    assert (answer.status, taken.pieces) == (404, [])
+    answer = await fetcher.fetch(site.url(1, "/fault/redirect_301"), into=taken)
+    assert (answer.location, taken.pieces) == (site.url(1, "/p/0"), [])

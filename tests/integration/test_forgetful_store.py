@@ -16,7 +16,8 @@ from redis.exceptions import RedisError
 from streamcrawl.rules.scope import Scope, sitemap_fingerprint
 from streamcrawl.rules.task import CrawlTask, Kind
 from streamcrawl.settings import make_settings
-from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.sinks.files import FileOutput, Parts, Rotation
+from streamcrawl.sinks.jsonl import JsonLines
 from streamcrawl.sinks.loop import SinkLoop
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import FETCH_STREAM, LINKS_PER_CALL, Beat, Committed, Frontier, Links
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aiohttp import web
+
+    from streamcrawl.sinks.output import Mark
 
 LEASE_MS = 5000
 
@@ -158,19 +161,19 @@ async def test_what_a_sitemap_offered_and_the_store_lost_is_read_once_more(crawl
                 assert talker.asked["/map"] == 2
 
 
-class ForgettingFile(JsonlFile):
+class ForgettingFile(FileOutput):
     """A file in whose second write the server forgets the batch of the first."""
 
     def __init__(self, path: Path, server: RedisServer) -> None:
-        super().__init__(path)
+        super().__init__(Parts(path, ".jsonl"), JsonLines(), Rotation())
         self._server = server
         self._kept: list[int] = []
 
-    def append(self, records: Sequence[bytes]) -> int:
+    async def append(self, records: Sequence[bytes]) -> Mark:
         self._kept.append(self._server.append_log.stat().st_size)
         if len(self._kept) == 2:
-            forget(self._server, self._kept[0])
-        return super().append(records)
+            await asyncio.to_thread(forget, self._server, self._kept[0])
+        return await super().append(records)
 
 
 async def test_lost_batch_of_one_shard_is_not_taken_for_written_by_that_of_another(
@@ -179,7 +182,8 @@ async def test_lost_batch_of_one_shard_is_not_taken_for_written_by_that_of_anoth
     settings = make_settings(**QUICK | {"name": crawl_name, "shards": 2, "lease_ms": LEASE_MS})
     output = tmp_path / "pages.jsonl"
     records = [f'{{"n":{n}}}' for n in range(6)]
-    with RedisServer(options=DURABLE) as server, ForgettingFile(output, server) as file:
+    with RedisServer(options=DURABLE) as server:
+        file = ForgettingFile(output, server)
         client, reader = connect(server.url), connect(server.url, blocking=True)
         crawl, _ = await open_crawl(client, settings, sinks=[OUTPUT])
         for n, record in enumerate(records):
@@ -213,5 +217,6 @@ async def test_lost_batch_of_one_shard_is_not_taken_for_written_by_that_of_anoth
             await running
         assert sorted(output.read_text().splitlines()) == records, log
         board.close()
+        await file.close()
         await reader.aclose()
         await client.aclose()

@@ -15,11 +15,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from streamcrawl.errors import CrawlGone, SinkError, StoreUnavailable
-from streamcrawl.sinks.jsonl import JsonlFile
+from streamcrawl.settings import Settings
 from streamcrawl.sinks.loop import SinkLoop
+from streamcrawl.sinks.postgres import PostgresOutput
+from streamcrawl.sinks.sqlite import SqliteOutput
+from streamcrawl.sinks.targets import open_output, read_target
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat, Frontier, sink_stream
 from streamcrawl.store.keys import Keys
@@ -28,8 +32,9 @@ from streamcrawl.work.board import Board
 from tests.integration.snapshot import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
+    from streamcrawl.sinks.output import Mark, Output
     from tests.integration.conftest import OpenLab
     from tests.integration.snapshot import Lab
 
@@ -39,25 +44,80 @@ BATCH = 20
 LEASE_MS = 1000
 
 
-class Dying(JsonlFile):
-    """A file whose process is killed at a point of its n-th write."""
+class Dying:
+    """An output whose process is killed at a point of its n-th write, or of its n-th finished part."""
 
-    def __init__(self, path: Path, point: str, write: int) -> None:
-        super().__init__(path)
+    def __init__(self, output: Output, point: str, turn: int) -> None:
+        self._output = output
         self._point = point
-        self._left = write
+        self._left = turn
+        self.target = output.target
+        self.batch_max = output.batch_max
 
-    def append(self, records: Sequence[bytes]) -> int:
-        self._left -= 1
-        if self._left == 0 and self._point == "before_write":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._left == 0 and self._point == "mid_write":
-            os.pwrite(self.fileno(), b"\n".join(records)[:-10], self.offset)
-            os.kill(os.getpid(), signal.SIGKILL)
-        offset = super().append(records)
-        if self._left == 0 and self._point == "before_commit":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return offset
+    async def append(self, records: Sequence[bytes]) -> Mark:
+        is_last = self._count("before_write", "mid_write", "before_commit")
+        if is_last and self._point == "before_write":
+            kill_me()
+        if is_last and self._point == "mid_write":
+            await self._die_in_the_middle()
+        mark = await self._output.append(records)
+        if is_last:
+            kill_me()
+        return mark
+
+    async def finish(self, mark: Mark) -> None:
+        if self._count("before_finish", "mid_finish", "after_finish"):
+            if self._point == "before_finish":
+                kill_me()
+            if self._point == "mid_finish":
+                # The part is made, and has not got its name.
+                os.rename = kill_me  # type: ignore[assignment]
+        await self._output.finish(mark)
+        if self._left <= 0 and self._point == "after_finish":
+            kill_me()
+
+    def _count(self, *points: str) -> bool:
+        if self._point in points:
+            self._left -= 1
+        return self._point in points and self._left == 0
+
+    async def _die_in_the_middle(self) -> None:
+        """Make the next write end half-way, by what the format writes with."""
+        pwrite = os.pwrite
+
+        def write_half(fd: int, data: Any, offset: int) -> int:
+            pwrite(fd, data[: len(data) // 2], offset)
+            kill_me()
+            return 0
+
+        os.pwrite = write_half
+        if isinstance(self._output, SqliteOutput):
+            assert self._output.database is not None
+            self._output.database.set_progress_handler(kill_me, 100)
+        if isinstance(self._output, PostgresOutput):
+            # It runs when the rows are in their table, and before they are committed.
+            self._output.connection.add_query_logger(kill_after_insert)
+
+    async def resume(self, mark: Mark) -> None:
+        await self._output.resume(mark)
+
+    def is_due(self) -> bool:
+        return self._output.is_due()
+
+    async def seal(self) -> Mark | None:
+        return await self._output.seal()
+
+    async def close(self) -> None:
+        await self._output.close()
+
+
+def kill_after_insert(query: Any) -> None:
+    if query.query.startswith("INSERT"):
+        kill_me()
+
+
+def kill_me(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Faulty(Frontier):
@@ -67,15 +127,11 @@ class Faulty(Frontier):
         super().__init__(frontier.client, frontier.keys, frontier.epoch)
         self.fault = fault
 
-    async def sink_commit(
-        self, sink: str, *, writer: int, expected: int, offset: int, entry_ids: Sequence[str], server: str = ""
-    ) -> tuple[str, Any]:
+    async def sink_commit(self, sink: str, *, entry_ids: Sequence[str], **values: Any) -> tuple[str, Any]:
         fault, self.fault = self.fault, ""
         if fault == "lease_lost":
             await self.hand_back(sink_stream(sink), entry_ids[:3])
-        answer = await super().sink_commit(
-            sink, writer=writer, expected=expected, offset=offset, entry_ids=entry_ids, server=server
-        )
+        answer = await super().sink_commit(sink, entry_ids=entry_ids, **values)
         if fault == "after_commit":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "lost_answer":
@@ -85,30 +141,35 @@ class Faulty(Frontier):
 
 @asynccontextmanager
 async def sink_loop(
-    url: str, frontier: Frontier, file: JsonlFile, log: list[str], consumer: str = "s1", **values: Any
+    url: str, frontier: Frontier, path: Path, log: list[str], consumer: str = "s1", **values: Any
 ) -> AsyncIterator[SinkLoop]:
     reader = connect(url, blocking=True)
+    output = open_output(read_target(str(path)), Settings(name="x"))
     board = Board.create(2 * BATCH)
     options: dict[str, Any] = {"lease_ms": LEASE_MS, "batch": BATCH, "linger_ms": 20} | values
     try:
         yield SinkLoop(
-            Shards([frontier]), reader, file, sink=SINK, consumer=consumer, board=board, log=log.append, **options
+            Shards([frontier]), reader, output, sink=SINK, consumer=consumer, board=board, log=log.append, **options
         )
         assert board.held() == []
     finally:
         board.close()
         await reader.aclose()
-        file.close()
+        await output.close()
 
 
-async def produce(lab: Lab, count: int, start: int = 0) -> None:
+def url_record(url: str) -> bytes:
+    return json.dumps({"url": url}).encode()
+
+
+async def produce(lab: Lab, count: int, start: int = 0, record: Callable[[str], bytes] = url_record) -> None:
     """Fetch so many pages by hand, each with a record."""
     await lab.offer(*(f"http://h.example/{n}" for n in range(start, start + count)))
     left = count
     while left:
         held = await lab.take(count=100)
         assert held
-        await lab.commit(*(lab.commit_of(one, items=(SINK, json.dumps({"url": one.task.url}))) for one in held))
+        await lab.commit(*(lab.commit_of(one, items=(SINK, record(one.task.url))) for one in held))
         left -= len(held)
 
 
@@ -173,7 +234,7 @@ def url(sink_lab: Lab, store_server: Any) -> str:
 async def test_every_record_is_written_once_and_the_loop_stops_by_its_flag(sink_lab: Lab, url: str, path: Path) -> None:
     await produce(sink_lab, 3 * BATCH + 5)
     log: list[str] = []
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), log) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, log) as loop:
         await run_until_empty(sink_lab, loop)
     assert_once(path, 3 * BATCH + 5)
     offset = await sink_lab.client.hget(sink_lab.keys.offsets, f"{SINK}:offset")
@@ -185,7 +246,7 @@ async def test_every_record_is_written_once_and_the_loop_stops_by_its_flag(sink_
 async def test_next_writer_goes_on_where_the_last_one_stopped(sink_lab: Lab, url: str, path: Path) -> None:
     for part in range(3):
         await produce(sink_lab, BATCH, start=part * BATCH)
-        async with sink_loop(url, sink_lab.frontier, JsonlFile(path), [], consumer=f"s{part}") as loop:
+        async with sink_loop(url, sink_lab.frontier, path, [], consumer=f"s{part}") as loop:
             await run_until_empty(sink_lab, loop)
     assert_once(path, 3 * BATCH)
 
@@ -195,7 +256,7 @@ async def test_interrupted_commit_writes_nothing_twice(sink_lab: Lab, url: str, 
     await produce(sink_lab, 2 * BATCH)
     log: list[str] = []
     frontier = Faulty(sink_lab.frontier, fault)
-    async with sink_loop(url, frontier, JsonlFile(path), log) as loop:
+    async with sink_loop(url, frontier, path, log) as loop:
         await run_until_empty(sink_lab, loop)
     assert frontier.fault == ""
     assert_once(path, 2 * BATCH)
@@ -204,7 +265,7 @@ async def test_interrupted_commit_writes_nothing_twice(sink_lab: Lab, url: str, 
 
 async def test_offset_that_went_back_makes_the_loop_write_again(sink_lab: Lab, url: str, path: Path) -> None:
     await produce(sink_lab, BATCH)
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), []) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, []) as loop:
         stop = asyncio.Event()
         running = asyncio.create_task(loop.run(stop))
         await until_empty(sink_lab, running)
@@ -226,7 +287,7 @@ async def test_offset_that_went_back_makes_the_loop_write_again(sink_lab: Lab, u
 
 async def test_writer_that_was_replaced_ends(sink_lab: Lab, url: str, path: Path) -> None:
     log: list[str] = []
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), log) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, log) as loop:
         running = asyncio.create_task(loop.run(asyncio.Event()))
         await wait_until(lambda: has_owner(sink_lab), "the first writer")
         assert (await sink_lab.frontier.sink_open(SINK, "s2", lease_ms=LEASE_MS))[0] == "OK"
@@ -234,7 +295,7 @@ async def test_writer_that_was_replaced_ends(sink_lab: Lab, url: str, path: Path
         async with asyncio.timeout(20):
             await running
     assert log == [f"sink {SINK}: another writer took over; this one ends"]
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), [], consumer="s2") as loop:
+    async with sink_loop(url, sink_lab.frontier, path, [], consumer="s2") as loop:
         await run_until_empty(sink_lab, loop)
     assert_once(path, 1)
 
@@ -250,7 +311,7 @@ async def test_second_writer_gives_up_after_two_leases(sink_lab: Lab, url: str, 
             await asyncio.sleep(LEASE_MS / 10_000)
 
     beating = asyncio.create_task(keep_beating())
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), [], consumer="s2") as loop:
+    async with sink_loop(url, sink_lab.frontier, path, [], consumer="s2") as loop:
         with pytest.raises(SinkError, match="another process writes the output"):
             await loop.run(asyncio.Event())
     beating.cancel()
@@ -259,7 +320,7 @@ async def test_second_writer_gives_up_after_two_leases(sink_lab: Lab, url: str, 
 
 async def test_loop_survives_lost_connections_and_a_lost_stream(sink_lab: Lab, url: str, path: Path) -> None:
     log: list[str] = []
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), log) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, log) as loop:
         stop = asyncio.Event()
         running = asyncio.create_task(loop.run(stop))
         for part in range(4):
@@ -277,7 +338,7 @@ async def test_loop_survives_lost_connections_and_a_lost_stream(sink_lab: Lab, u
 
 async def test_loop_ends_with_its_crawl(sink_lab: Lab, url: str, path: Path) -> None:
     log: list[str] = []
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), log) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, log) as loop:
         running = asyncio.create_task(loop.run(asyncio.Event()))
         await produce(sink_lab, 1)
         await until_empty(sink_lab, running)
@@ -290,10 +351,10 @@ async def test_loop_ends_with_its_crawl(sink_lab: Lab, url: str, path: Path) -> 
 
 async def test_missing_output_ends_the_loop_with_what_to_do(sink_lab: Lab, url: str, path: Path) -> None:
     await produce(sink_lab, BATCH)
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), []) as loop:
+    async with sink_loop(url, sink_lab.frontier, path, []) as loop:
         await run_until_empty(sink_lab, loop)
     cut(path)
-    async with sink_loop(url, sink_lab.frontier, JsonlFile(path), [], consumer="s2") as loop:
+    async with sink_loop(url, sink_lab.frontier, path, [], consumer="s2") as loop:
         with pytest.raises(SinkError, match="--fresh"):
             await loop.run(asyncio.Event())
 
@@ -302,17 +363,20 @@ async def test_missing_output_ends_the_loop_with_what_to_do(sink_lab: Lab, url: 
 
 
 class SinkProcess:
-    """This file as a program, writing to `path`."""
+    """This file as a program, writing to `target`."""
 
-    def __init__(self, url: str, lab: Lab, path: Path, consumer: str, point: str = "", write: int = 0) -> None:
+    def __init__(
+        self, url: str, lab: Lab, target: object, consumer: str, point: str = "", turn: int = 0, **settings: Any
+    ) -> None:
         name = lab.keys.prefix.split("{")[1].split(":")[0]
-        self._command = [url, name, lab.frontier.epoch, str(path), consumer, point, str(write)]
+        packed = msgspec.json.encode(Settings(name="x", **settings)).decode()
+        self._command = [url, name, lab.frontier.epoch, str(target), consumer, point, str(turn), packed]
 
     async def __aenter__(self) -> asyncio.subprocess.Process:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            f"tests.integration.{Path(__file__).stem}",
+            "tests.integration.test_sink_loop",
             *self._command,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -389,8 +453,10 @@ async def test_sink_stopped_while_the_disk_is_full_hands_everything_back(sink_la
     assert_once(path, 4 * BATCH)
 
 
-async def main(url: str, name: str, epoch: str, path: str, consumer: str, point: str, write: str) -> None:
-    """Be a sink until SIGTERM."""
+async def main(
+    url: str, name: str, epoch: str, target: str, consumer: str, point: str, write: str, settings: str
+) -> None:
+    """Be a sink until SIGTERM, or until SIGUSR2: then the crawl has ended."""
     board = Board.create(BATCH)  # before the disk is full: it lies in memory, but the limit below knows no difference
     if point == "full":
         import resource
@@ -402,10 +468,18 @@ async def main(url: str, name: str, epoch: str, path: str, consumer: str, point:
     frontier = Faulty(Frontier(client, Keys(name), epoch), point if point == "after_commit" else "")
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    output = Dying(open_output(read_target(target), msgspec.json.decode(settings, type=Settings)), point, int(write))
+    ending = asyncio.Event()
+
+    def end() -> None:
+        ending.set()
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, end)
     loop = SinkLoop(
         Shards([frontier]),
         reader,
-        Dying(Path(path), point, int(write)),
+        output,
         sink=SINK,
         consumer=consumer,
         board=board,
@@ -415,7 +489,8 @@ async def main(url: str, name: str, epoch: str, path: str, consumer: str, point:
         log=lambda line: print(line, flush=True),
     )
     print("ready", flush=True)
-    await loop.run(stop)
+    await loop.run(stop, ending=ending)
+    await output.close()
 
 
 if __name__ == "__main__":

@@ -273,6 +273,7 @@ async def test_brakes_say_why_since_when_and_what_mends_it(open_lab: OpenLab, cr
     )
     assert "(for 1 min 5 s)" in text_of(status)
     await beat(lab, "s1", 0, '{"role":"sink","busy":3}')
+    await lab.frontier.control(throttled=SINK)  # which the beat took down, as nothing waits
     status = await read_status(lab.client, crawl_name)
     assert "more slowly than pages come" in status.brakes[2].reason
     assert "s1: sink, 3 in hand" in text_of(status)

@@ -18,7 +18,17 @@ import pytest
 from streamcrawl.errors import ConfigError, CrawlGone, StoreIncompatible
 from streamcrawl.rules.task import Kind, Level, Outcome
 from streamcrawl.settings import SCHEMA, make_settings
-from streamcrawl.store.frontier import LINKS, Allowance, Beat, Dispatched, Frontier, Wait, open_shard
+from streamcrawl.store.frontier import (
+    LINKS,
+    Allowance,
+    Beat,
+    Dispatched,
+    Frontier,
+    StageCommit,
+    Wait,
+    check_stage,
+    open_shard,
+)
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.store.scripts import Scripts, script_names, source
@@ -84,7 +94,10 @@ async def opened(open_lab: OpenLab) -> None:
         "seeds_max": 2_000_000,
         "seen_buckets": 1,
         "sink_max": 10_000,
+        "sink_max_bytes": 64_000_000,
         "sinks": "out",
+        "stage_bytes": 64_000_000,
+        "stage_max": 1000,
         "version": 1,
     }
     empty: dict[str, Any] = {"entries": [], "pending": [], "consumers": []}
@@ -453,6 +466,7 @@ async def commit_done(open_lab: OpenLab) -> None:
         FETCH_STREAM: {"entries": ([entry(held)], []), "pending": ([["w1", entry(held)]], [])},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "totals": {
+            "out.bytes": (None, 7),
             "out.created": (None, 1),
             "out.streamed": (None, 1),
             "page.created": (1, 2),
@@ -580,6 +594,158 @@ async def commit_restarted(open_lab: OpenLab) -> None:
     committed, changed = await lab.changes(lab.commit(lab.commit_of(held, server="0" * 40, links=links(f"{B}/"))))
     assert (committed.words, changed) == (["RESTARTED"], {})
     assert await lab.end(held, server=restarts_of(lab.client).run_id) == "DONE"
+
+
+# -- items of stages
+
+ITEM: Final = '["Book",{"n":1},2]'
+
+
+async def _items(open_lab: OpenLab, *items: str, **values: Any) -> tuple[Lab, list[str]]:
+    """Open a crawl with the stages "enrich" and "save", and put items into the first; return them as read by "t1"."""
+    lab = await open_lab(sinks=["out"], **values)
+    rows = {"enrich": {"from": ["page"]}, "save": {"from": ["enrich"], "batch": 10}}
+    assert await lab.frontier.flow(["enrich", "save"], msgspec.json.encode(rows)) == ["enrich", "save"]
+    await lab.offer(f"{A}/")
+    [held] = await lab.take()
+    flat = [part for item in items for part in ("enrich", item)]
+    assert await lab.end(held, items=flat, url=f"{A}/page") == "DONE"
+    return lab, await read_items(lab)
+
+
+async def read_items(lab: Lab, stage: str = "enrich", consumer: str = "t1") -> list[str]:
+    answer: Any = await lab.client.xreadgroup(GROUP, consumer, {lab.keys.stage_stream(stage): ">"})
+    return [entry_id.decode() for entry_id, _ in answer[0][1]] if answer else []
+
+
+def item_entry(item: str = ITEM, *, attempt: int = 1, crashes: int = 0) -> dict[str, Any]:
+    return {"item": item, "url": f"{A}/page", "attempt": attempt, "crashes": crashes}
+
+
+async def commit_items(lab: Lab, *commits: StageCommit) -> list[str]:
+    words, _ = await lab.frontier.stage_commit("t1", "enrich", [commit.pack() for commit in commits], 0)
+    return words
+
+
+@case("flow", "OK")
+async def flow_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    act = partial(lab.frontier.flow, ["one"], b'{"one":{"from":["page"],"batch":1}}')
+    names, changed = await lab.changes(act())
+    assert names == ["one"]
+    assert changed.pop("stream:one")
+    assert changed["state"].pop("flow")
+    assert changed == {"state": {"stages": (None, "one")}}
+    assert (await lab.changes(act()))[1] in ({}, {"state": {}})
+    assert await lab.frontier.flow(["two@2"], b'{"two@2":{"from":["one"],"batch":1}}') == ["one", "two@2"]
+    assert msgspec.json.decode(await lab.client.hget(lab.keys.state, "flow")).keys() == {"one", "two@2"}
+    with pytest.raises(ConfigError, match="stage name 'Page' will not do"):
+        check_stage("Page")
+
+
+@case("stage_commit", "OK")
+async def stage_commit_ok_says_what_is_over_its_mark(open_lab: OpenLab) -> None:
+    lab, [held] = await _items(open_lab, ITEM, stage_waiting_max=10)
+    many = StageCommit(held, Outcome.DONE, items=[part for n in range(17) for part in ("save", f'["any",{n},0]')])
+    words, over = await lab.frontier.stage_commit("t1", "enrich", [many.pack()], 0)
+    assert (words, set(over)) == (["DONE"], {"save"})  # its mark is two batches of 10
+    assert (await lab.frontier.dispatch(1)).word != "THROTTLED"  # pages do not feed it
+    assert await lab.frontier.stage_commit("t1", "enrich", [], 0) == ([], frozenset({"save"}))
+
+
+@case("stage_commit", "DONE")
+async def stage_commit_done(open_lab: OpenLab) -> None:
+    lab, held = await _items(open_lab, ITEM, ITEM, ITEM, ITEM)
+    new = links(f"{A}/", f"{B}/1", depth=1)
+    commits = [
+        StageCommit(held[0], Outcome.DONE, links=new, items=("save", ITEM, "out", '{"n":1}'), left_out={"depth": 2}),
+        StageCommit(held[1], Outcome.RETRY, (1000,)),
+        StageCommit(held[2], Outcome.DEAD, ("handler", "why")),
+        StageCommit(held[3], Outcome.DROPPED, ("unwanted",)),
+    ]
+    words, changed = await lab.changes(commit_items(lab, *commits))
+    assert words == ["DONE"] * 4
+    assert len(changed.pop("seen:0")[1]) == 1
+    assert len(changed.pop(f"queue:{B}:2")[1]) == 1
+    now = near(await lab.now())
+    [letter] = changed.pop("dead")["entries"][1]
+    assert letter == {
+        "stage": "enrich", "reason": "handler", "host": A, "level": "", "task": ITEM, "url": f"{A}/page", "attempt": 1,
+        "crashes": 0, "error": "why", "last_status": "", "worker": "t1",
+    }  # fmt: skip
+    assert changed == {
+        f"host:{B}": {"queued": (None, 1)},
+        "schedule": {B: (None, now)},
+        "state": {"seen": (1, 2)},
+        "delayed": {f"stage|enrich|{held[1]}|2|0|{len(A) + 5}|{A}/page{ITEM}": (None, near(await lab.now() + 1000))},
+        f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
+        "stream:enrich": {"entries": ([item_entry()] * 4, []), "pending": ([["t1", item_entry()]] * 4, [])},
+        "stream:save": {"entries": ([], [item_entry()])},
+        "totals": {
+            "enrich.bytes": (4 * len(ITEM), 0),
+            "enrich.dead": (None, 1),
+            "enrich.dead.handler": (None, 1),
+            "enrich.delayed": (None, 1),
+            "enrich.done": (None, 1),
+            "enrich.dropped": (None, 1),
+            "enrich.dropped.unwanted": (None, 1),
+            "enrich.retried": (None, 1),
+            "enrich.streamed": (4, 0),
+            "links.depth": (None, 2),
+            "out.bytes": (None, 7),
+            "out.created": (None, 1),
+            "out.streamed": (None, 1),
+            "page.created": (1, 2),
+            "page.queued": (0, 1),
+            "save.bytes": (None, len(ITEM)),
+            "save.created": (None, 1),
+            "save.streamed": (None, 1),
+        },
+    }
+    await lab.let_pass(1000)
+    assert (await lab.frontier.due())[0] == 1
+    assert (await lab.snapshot())["stream:enrich"]["entries"] == [item_entry(attempt=2)]
+    assert (await lab.frontier.finish()).word == "RUNNING"
+
+
+@case("stage_commit", "LEASE_LOST")
+async def stage_commit_lease_lost(open_lab: OpenLab) -> None:
+    lab, [held] = await _items(open_lab, ITEM)
+    commit = StageCommit(held, Outcome.DONE, links=links(f"{B}/"), items=("save", ITEM))
+    assert await commit_items(lab, commit) == ["DONE"]
+    words, changed = await lab.changes(commit_items(lab, commit))
+    assert (words, changed) == (["LEASE_LOST"], {"totals": {"enrich.lease_lost": (None, 1)}})
+
+
+@case("stage_commit", "INVALID")
+async def stage_commit_invalid(open_lab: OpenLab) -> None:
+    lab, [held] = await _items(open_lab, ITEM)
+    for broken in (
+        StageCommit(held, Outcome.DONE, items=("nowhere", ITEM)),
+        StageCommit(held, Outcome.DONE, links=links(*urls("b.test", 251))),
+        StageCommit(held, Outcome.RETRY, (-1,)),
+        StageCommit(held, Outcome.RETRY, ("soon",)),
+        StageCommit(held, Outcome.DEAD, ("no word", "why")),
+        StageCommit(held, Outcome.DROPPED, ("a.b",)),
+        StageCommit(held, Outcome.REDIRECTED),
+        StageCommit(held, Outcome.DONE, left_out={"Trap": 1}),
+        StageCommit("no id", Outcome.DONE),
+    ):
+        words, changed = await lab.changes(commit_items(lab, broken))
+        assert (words, changed) == (["INVALID"], {})
+    words, _ = await lab.frontier.stage_commit("t1", "nowhere", [StageCommit(held, Outcome.DONE).pack()], 0)
+    assert words == ["INVALID"]
+    # One bad element stops none of its batch.
+    both = StageCommit("x", Outcome.DONE), StageCommit(held, Outcome.DONE)
+    assert await commit_items(lab, *both) == ["INVALID", "DONE"]
+
+
+@case("stage_commit", "RESTARTED")
+async def stage_commit_restarted(open_lab: OpenLab) -> None:
+    lab, [held] = await _items(open_lab, ITEM)
+    words, changed = await lab.changes(commit_items(lab, StageCommit(held, Outcome.DONE, server="0" * 40)))
+    assert (words, changed) == (["RESTARTED"], {})
+    assert await commit_items(lab, StageCommit(held, Outcome.DONE, server=restarts_of(lab.client).run_id)) == ["DONE"]
 
 
 # -- cookies
@@ -811,7 +977,7 @@ async def due_ok(open_lab: OpenLab) -> None:
 @case("revisit", "OK")
 async def revisit_ok(open_lab: OpenLab) -> None:
     lab = await open_lab(revisit_ms=1000)
-    rest = '"page","/",1,1,"",[],0,0,["again",1000,"","",""]]'
+    rest = '"page","/",1,1,"",[],0,0,{},["again",1000,"","",""]]'
     assert await lab.changes(lab.frontier.revisit()) == ((0, -1), {})
     await lab.client.zadd(lab.keys.revisits, {f"3|{A}|{rest}": 5})
     answer, changed = await lab.changes(lab.frontier.revisit())
@@ -1363,21 +1529,21 @@ async def sink_open_ok(open_lab: OpenLab) -> None:
     await lab.client.hset(lab.keys.offsets, "out:offset", 70)
     act = partial(lab.frontier.sink_open, "out", "s2", lease_ms=1000)
     answer, changed = await lab.changes(act())
-    assert answer == ("OK", 2, 70)
+    assert answer == ("OK", 2, 70, "")
     assert changed.pop("offsets") == {"out:owner": ("s1", "s2"), "out:writer": (1, 2)}
     stream = changed.pop(f"{FETCH_STREAM}:out")
     assert changed == {}
     assert len(stream["pending"][0]) == len(ids)
     assert stream["consumers"] == (["s1"], [])
     assert "entries" not in stream  # the same records, as new entries
-    assert await lab.changes(act()) == (("OK", 2, 70), {})
+    assert await lab.changes(act()) == (("OK", 2, 70, ""), {})
 
 
 @case("sink_open", "BUSY")
 async def sink_open_busy(open_lab: OpenLab) -> None:
     lab, _ = await _records(open_lab, 1)
     await lab.frontier.beat([Beat("s1", f"{FETCH_STREAM}:out", 0, "{}", [])], lease_ms=1000)
-    assert await lab.changes(lab.frontier.sink_open("out", "s2", lease_ms=60_000)) == (("BUSY", 0, 0), {})
+    assert await lab.changes(lab.frontier.sink_open("out", "s2", lease_ms=60_000)) == (("BUSY", 0, 0, ""), {})
 
 
 async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
@@ -1386,16 +1552,27 @@ async def _records(open_lab: OpenLab, count: int) -> tuple[Lab, list[str]]:
     await lab.offer(*[f"http://h{n}.test/" for n in range(count)])
     for held in await lab.take():
         await lab.end(held, items=("out", f'{{"n":"{held.host}"}}'))
-    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 0)
+    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 0, "")
     [[_, rows]] = await lab.client.xreadgroup(GROUP, "s1", {lab.keys.sink_stream("out"): ">"})
     return lab, [entry_id.decode() for entry_id, _ in rows]
 
 
+SIZE = len('{"n":"http://h0.test"}')
+"""Of each of these records."""
+
+
 def written(
-    lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90, server: str = ""
+    lab: Lab, ids: list[str], *, writer: int = 1, expected: int = 0, offset: int = 90, server: str = "", part: str = ""
 ) -> Awaitable[Any]:
     return lab.frontier.sink_commit(
-        "out", writer=writer, expected=expected, offset=offset, entry_ids=ids, server=server
+        "out",
+        writer=writer,
+        expected=expected,
+        offset=offset,
+        entry_ids=ids,
+        size=SIZE * len(ids),
+        server=server,
+        part=part,
     )
 
 
@@ -1407,7 +1584,13 @@ async def sink_commit_done(open_lab: OpenLab) -> None:
     assert changed.pop("offsets") == {"out:offset": (None, 90)}
     stream = changed.pop(f"{FETCH_STREAM}:out")
     assert (len(stream["entries"][0]), len(stream["pending"][0])) == (2, 2)
-    assert changed == {"totals": {"out.done": (None, 2), "out.streamed": (2, 0)}}
+    assert changed == {"totals": {"out.done": (None, 2), "out.streamed": (2, 0), "out.bytes": (2 * SIZE, 0)}}
+
+
+async def test_commit_of_a_sink_keeps_which_part_it_writes(open_lab: OpenLab) -> None:
+    lab, ids = await _records(open_lab, 1)
+    assert await written(lab, ids, part="3 70") == ("DONE", None)
+    assert await lab.frontier.sink_open("out", "s1", lease_ms=1000) == ("OK", 1, 90, "3 70")
 
 
 @case("sink_commit", "OFFSET_MISMATCH")
@@ -1537,8 +1720,10 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "reclaim": (FETCH_STREAM, 1000, 5),
     "reconcile": (msgspec.msgpack.encode([A]), "0-0", msgspec.msgpack.encode([[]])),
     "replay": (msgspec.msgpack.encode([FENCE, A, "2", '[0,0,"page","/",0]']),),
-    "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE])),
+    "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE]), "", "", 0),
     "sink_open": ("out", "s9", 1000, 5),
+    "flow": (msgspec.msgpack.encode(["one"]), b"{}"),
+    "stage_commit": ("w1", "one", 5, b"\xc1"),
     "start": (FENCE, A, 100, 0),
     "visit": (A, "begin", 0, 100),
     "upgrade": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["cap", "2"]), 0),

@@ -14,7 +14,8 @@ import pytest
 from streamcrawl.ops.letters import LETTERS_PER_CALL
 from streamcrawl.ops.queues import TASKS_PER_CALL
 from streamcrawl.rules.task import LastVisit, Outcome
-from streamcrawl.store.frontier import Beat
+from streamcrawl.store.frontier import Beat, StageCommit
+from streamcrawl.store.keys import GROUP
 from streamcrawl.store.queue_store import (
     OTHERS_PER_CALL,
     PUTS_PER_CALL,
@@ -238,6 +239,23 @@ async def test_a_beat_of_1000_entries_and_a_dispatch_of_100(slowlog: Lab) -> Non
         beat = Beat("w1", FETCH_STREAM, 1000, "{}", [one.id for one in held])
         assert (await slowlog.frontier.beat([beat], lease_ms=30_000))[0] == [[]]
     await report(slowlog, "beat", "1000 entries")
+
+
+async def test_stage_commit_of_a_batch_and_of_many_items(slowlog: Lab) -> None:
+    await slowlog.frontier.flow(["enrich"], b'{"enrich":{"from":["page"],"batch":1}}')
+    await slowlog.offer(*one_each(0, 2 * ROUNDS, host="p"))
+    item = f'["any","{"x" * 200}",0]'
+    held = await slowlog.take()
+    for n in range(ROUNDS):
+        many = slowlog.commit_of(held[n], items=["enrich", item] * 1000, url=f"{held[n].host}/")
+        assert (await slowlog.commit(many)).words == ["DONE"]
+    await report(slowlog, "commit", "1 page with 1,000 items")
+    stream = slowlog.keys.stage_stream("enrich")
+    for _ in range(ROUNDS):
+        rows = (await slowlog.client.xreadgroup(GROUP, "t1", {stream: ">"}, count=64))[0][1]
+        batch = [StageCommit(one.decode(), Outcome.DONE, items=["enrich", item]).pack() for one, _ in rows]
+        assert set((await slowlog.frontier.stage_commit("t1", "enrich", batch, 0))[0]) == {"DONE"}
+    await report(slowlog, "stage_commit", "64 items, each with one for the next stage")
 
 
 async def test_queue_scripts(slowlog: Lab, crawl_name: str) -> None:

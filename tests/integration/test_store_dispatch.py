@@ -145,12 +145,14 @@ async def test_words_say_why_nothing_is_sent(open_lab: OpenLab) -> None:
     for field, value, word in (
         ("paused", "1", "PAUSED"),
         ("stopped", "MEMORY_FULL", "MEMORY_FULL"),
-        ("throttled", "out", "THROTTLED"),
     ):
         await lab.frontier.control(**{field: value})
         assert await lab.changes(dispatch(lab)) == (Dispatched(0, -1, word), {})
         await lab.frontier.control(**{field: ""})
+    # A flag that nothing holds any more (THROTTLED: test_store_sinks.py) is taken down instead.
+    await lab.frontier.control(throttled="out")
     assert (await dispatch(lab)).moved == 1
+    assert "throttled" not in (await lab.snapshot())["state"]
 
 
 @pytest.mark.parametrize("cap", [1, 4])

@@ -21,10 +21,11 @@ class Sink:
         self.lab, self.consumer = lab, consumer
         self.writer = self.offset = 0
         self.read_ids: list[str] = []
+        self.read_bytes = 0
 
     async def open(self) -> str:
-        word, self.writer, self.offset = await self.lab.frontier.sink_open("out", self.consumer, lease_ms=LEASE_MS)
-        self.read_ids = []
+        word, self.writer, self.offset, _ = await self.lab.frontier.sink_open("out", self.consumer, lease_ms=LEASE_MS)
+        self.read_ids, self.read_bytes = [], 0
         return word
 
     async def beat(self, slots: int = 0) -> list[str]:
@@ -37,15 +38,21 @@ class Sink:
         answer: Any = await self.lab.client.xreadgroup(GROUP, self.consumer, {stream: ">"}, count=count)
         rows = answer[0][1] if answer else []
         self.read_ids += [entry_id.decode() for entry_id, _ in rows]
+        self.read_bytes += sum(len(fields[b"item"]) for _, fields in rows)
         return [fields[b"item"] for _, fields in rows]
 
     async def commit(self, *, size: int = 10) -> tuple[str, Any]:
         answer = await self.lab.frontier.sink_commit(
-            "out", writer=self.writer, expected=self.offset, offset=self.offset + size, entry_ids=self.read_ids
+            "out",
+            writer=self.writer,
+            expected=self.offset,
+            offset=self.offset + size,
+            entry_ids=self.read_ids,
+            size=self.read_bytes,
         )
         if answer[0] == "DONE":
             self.offset += size
-            self.read_ids = []
+            self.read_ids, self.read_bytes = [], 0
         return answer
 
 
@@ -117,6 +124,7 @@ async def test_a_batch_with_one_lost_record_is_not_written_at_all(open_lab: Open
     answer, changed = await lab.changes(sink.commit())
     assert (answer, changed) == (("LEASE_LOST", [lost]), {})
     sink.read_ids.remove(lost)
+    sink.read_bytes -= 1
     assert await sink.read() == [b"b"]
     assert await sink.commit() == ("DONE", None)
 
@@ -201,14 +209,50 @@ async def test_two_sinks_get_each_record_and_throttle_by_themselves(open_lab: Op
     await lab.end(held, items=[part for n in range(90) for name in ("out", "log") for part in (name, str(n))])
     state = await lab.check()
     assert len(state[f"{FETCH_STREAM}:out"]["entries"]) == len(state[f"{FETCH_STREAM}:log"]["entries"]) == 90
-    first = state["state"]["throttled"]
-    assert first in ("out", "log")
+    assert state["state"]["throttled"] == "out,log"
     await sink.read()
     await sink.commit()
-    assert (await lab.snapshot())["state"].get("throttled") == ("log" if first == "log" else None)
-    # The other one is over its mark still: the next record says so.
-    await lab.offer("http://b.test/")
-    await lab.frontier.control(throttled="")
-    [held] = await lab.take()
-    await lab.end(held, items=("log", "x"))
     assert (await lab.snapshot())["state"]["throttled"] == "log"
+    await lab.offer("http://b.test/")
+    assert (await lab.frontier.dispatch(1)).word == "THROTTLED"
+
+
+async def test_mark_by_bytes_stops_dispatch_as_the_one_by_count_does(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"], sink_max_bytes=1_000_000)
+    sink = Sink(lab, "s1")
+    await sink.open()
+
+    async def flag() -> bytes | None:
+        value: bytes | None = await lab.client.hget(lab.keys.state, "throttled")
+        return value
+
+    await lab.offer(*(f"http://h{n}.test/" for n in range(2)))
+    first, second = await lab.take()
+    await lab.end(first, items=("out", "a" * 500_000))
+    assert await flag() is None
+    await sink.read()
+    await lab.end(second, items=("out", "b" * 350_000))
+    assert await flag() == b"out"
+    assert (await lab.frontier.dispatch(1)).word == "THROTTLED"
+    assert await sink.commit() == ("DONE", None)
+    # What is left is more than a fifth.
+    assert await flag() == b"out"
+    await sink.read()
+    assert await sink.commit() == ("DONE", None)
+    assert await flag() is None
+
+
+async def test_bytes_that_nobody_counted_are_forgotten_with_the_last_record(open_lab: OpenLab) -> None:
+    lab = await open_lab(sinks=["out"])
+    sink = Sink(lab, "s1")
+    await sink.open()
+    await record(lab, "a", "b")
+    await sink.read(1)
+    sink.read_bytes = 0
+    await lab.client.hincrby(lab.keys.totals, "out.bytes", 5)
+    assert await sink.commit() == ("DONE", None)
+    assert int(await lab.client.hget(lab.keys.totals, "out.bytes")) == 7
+    await sink.read(1)
+    sink.read_bytes = 100
+    assert await sink.commit() == ("DONE", None)
+    assert int(await lab.client.hget(lab.keys.totals, "out.bytes")) == 0

@@ -383,7 +383,7 @@ class Walk:
 
     async def open_sink(self, n: int) -> None:
         frontier, before = self.crawl.frontiers[n], self.writers[n]
-        word, self.writers[n], stored = await frontier.sink_open("out", f"sink{before}", lease_ms=30_000)
+        word, self.writers[n], stored, _ = await frontier.sink_open("out", f"sink{before}", lease_ms=30_000)
         assert (word, self.writers[n], stored) == ("OK", before + 1, self.offsets[n])
         call = partial(frontier.sink_commit, "out", expected=self.offsets[n], offset=10**9, entry_ids=[])
         assert await call(writer=before) == ("REPLACED", None)
@@ -402,6 +402,7 @@ class Walk:
         before, ids = self.offsets[n], list(self.sink_held[n])
         size = before + 10 * len(ids)
         call = partial(self.crawl.frontiers[n].sink_commit, "out", writer=self.writers[n], expected=before, offset=size)
+        call = partial(call, size=sum(map(len, self.sink_held[n].values())))
         assert await call(entry_ids=ids) == ("DONE", None)
         if ids:
             assert await call(entry_ids=ids) == ("OFFSET_MISMATCH", size)

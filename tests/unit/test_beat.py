@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from streamcrawl.store.connection import connect
-from streamcrawl.store.frontier import FETCH_STREAM, Frontier
+from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
 from streamcrawl.work.beat import HUNG_SPARE_MS, BeatLoop
-from streamcrawl.work.supervisor import ChildProcess
+from streamcrawl.work.supervisor import ChildJob, ChildProcess
 
 PAST_MS = -1000 - HUNG_SPARE_MS
 """A limit that is over at once."""
@@ -15,7 +15,7 @@ PAST_MS = -1000 - HUNG_SPARE_MS
 
 async def test_lower_limit_does_not_hold_for_work_that_had_begun() -> None:
     crawl = Shards([Frontier(connect("redis://127.0.0.1:1"), Keys("any"), "epoch")])
-    child = ChildProcess("fetch", "w1", FETCH_STREAM, 4, None)
+    child = ChildProcess(ChildJob(), "w1", 4)
     log: list[str] = []
     try:
         child.board.begin(child.board.hold("1-0", 0))

@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl"], "say what to crawl"),
         (["crawl", "htp:/x"], "'htp:/x' is not an http(s) URL"),
         (["crawl", URL, "also wrong"], "'also wrong' is not an http(s) URL"),
-        (["crawl", URL, "-o", "pages.csv"], "the only format is JSON lines; name the file FILE.jsonl"),
+        (["crawl", URL, "-o", "pages.xml"], "the format is told by the ending or the scheme; give FILE.jsonl, "),
         (["crawl", URL, "-o", "none/pages.jsonl"], "does not exist; make it first"),
         (["crawl", URL, "--allow", "("], "--allow '(' is not a regular expression"),
         (["crawl", URL, "--deny", "[z-a]"], "--deny '[z-a]' is not a regular expression"),
@@ -63,7 +63,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", URL, "--header", "X: secret"], 'header 1 will not do: write "example.org: Name: value"'),
         (["crawl", URL, "--auth", "a.test secret"], 'auth 1 will not do: write "example.org: user:password"'),
         (["crawl", URL, "--max-pages", "many"], "'many' is not a whole number"),
-        (["crawl", URL, "-o", "a.jsonl", "-o", "b.jsonl"], "only one output can be written"),
+        (["crawl", URL, "-o", "a.csv", "-o", "./a.csv"], "a.csv is given twice"),
         (["crawl", URL, "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
         (["status", "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
         (["audit", "x", "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
@@ -190,12 +190,12 @@ def test_sitemaps_that_are_given_are_seeds_of_their_own_kind() -> None:
 def test_nothing_is_given_when_nothing_is_typed() -> None:
     options = options_of(URL)
     assert (options.settings, options.place) == ({}, ())
-    assert (options.output, options.redis_url, options.name, options.seeds) == (None, None, None, None)
+    assert (options.outputs, options.redis_url, options.name, options.seeds) == ((), None, None, None)
 
 
 # name in the file and in upper case in the environment, option, values for file, environment and command line
 PLACES = [
-    ("output", "-o", "output", "a a.jsonl", "b b.jsonl", "c c.jsonl"),
+    ("output", "-o", "outputs", "a a.jsonl", "b b.jsonl", "c c.jsonl"),
     ("redis", "--redis", "redis_url", "redis://127.0.0.1/1", "redis://127.0.0.1/2", "redis://127.0.0.1/3"),
     ("name", "--name", "name", "a", "b", "c"),
     ("seeds", "--seeds", "seeds", "a.txt", "b.txt", "-"),
@@ -218,14 +218,19 @@ def test_option_that_is_no_setting_wins_over_environment_over_file(
     config = ["--config", "crawl.toml"] if way == "--config" else []
     if not config:
         monkeypatch.setenv(way, "crawl.toml")
-    assert getattr(options_of(*config, URL), attribute) == in_file
+
+    def said(*arguments: str) -> str:
+        value: str | tuple[str, ...] = getattr(options_of(*arguments), attribute)
+        return value if isinstance(value, str) else "|".join(value)
+
+    assert said(*config, URL) == in_file
     # The file is read first wherever it stands.
-    assert getattr(options_of(option, typed, *config, URL), attribute) == typed
+    assert said(option, typed, *config, URL) == typed
     monkeypatch.setenv(ENVIRONMENT_PREFIX + key.upper(), in_environment)
-    assert getattr(options_of(URL, *config), attribute) == in_environment
-    assert getattr(options_of(option, typed, *config, URL), attribute) == typed
+    assert said(URL, *config) == in_environment
+    assert said(option, typed, *config, URL) == typed
     monkeypatch.setenv(ENVIRONMENT_PREFIX + key.upper(), "")
-    assert getattr(options_of(URL, *config), attribute) == in_file
+    assert said(URL, *config) == in_file
 
 
 def test_setting_that_is_typed_wins_over_environment_over_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +282,7 @@ def test_file_of_another_deployment_does_not_name_the_crawl_that_is_looked_at(
         ("dely = 1", "crawl.toml: 'dely': there is no such setting; the nearest is 'delay'"),
         ("processes = 0", "crawl.toml: processes=0 will not do: the least is 1"),
         ("name = '../up'", "crawl name '../up' will not do"),
-        ("output = 'pages.csv'", "the only format is JSON lines; name the file FILE.jsonl"),
+        ("output = 'pages.xml'", "the format is told by the ending or the scheme; give FILE.jsonl, "),
     ],
 )
 def test_wrong_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], content: str, message: str) -> None:

@@ -18,7 +18,8 @@ from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import Shards
 from streamcrawl.web.fetcher import Answer, Fetcher
 from streamcrawl.work.board import Board
-from streamcrawl.work.page_work import SEEN_KEPT, PageWork, RecentlySeen
+from streamcrawl.work.links import SEEN_KEPT, RecentlySeen
+from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.stall import StallWatch
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def test_our_own_error_is_tried_again_and_at_last_a_dead_letter_with_its_traceba
     for attempt in (1, 2, 3):
         task = CrawlTask(host=HOST, path="/a", attempt=attempt)
         ending = work.internal_error(entry_of(b""), task, "x" * 5000 + "ValueError: here")
-        assert ending.commit is not None
+        assert isinstance(ending.commit, Commit)
         assert ending.commit.is_fetched, "it may have been: the host's delay counts"
         ends.append((ending.commit.outcome, ending.retry_delay_ms))
     assert ends == [(Outcome.RETRY, 70), (Outcome.RETRY, 70), (Outcome.DEAD, None)]

@@ -12,8 +12,8 @@ from streamcrawl.store.keys import Keys, QueueKeys
 from streamcrawl.store.scripts import digest, script_names, source
 
 FRAGMENTS: Final = (
-    *("_state", "_hosts", "_pace", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process", "_lease"),
-    *("_common", "_queue"),
+    *("_state", "_hosts", "_pace", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process"),
+    *("_lease", "_common", "_queue"),
 )
 SCRIPTS: Final = (*script_names(), *script_names(of_queues=True))
 

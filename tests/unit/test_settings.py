@@ -259,7 +259,13 @@ def test_every_setting_is_in_one_class_with_a_reason() -> None:
 
 
 def test_classes_that_others_rely_on() -> None:
-    assert fields_of(SettingClass.IDENTITY) == ("shards", "drop_params", "sort_query")
+    assert fields_of(SettingClass.IDENTITY) == (
+        "shards",
+        "drop_params",
+        "sort_query",
+        "rotate_size_bytes",
+        "rotate_every_ms",
+    )
     assert fields_of(SettingClass.LOCAL) == (
         *("processes", "concurrency", "headers", "auth", "proxies", "nameservers", "grace_ms"),
         *("metrics_port", "metrics_host"),

@@ -50,6 +50,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "handler": ("a:page", "b:page", "c:page"),
     "metrics_host": ("127.0.0.2", "0.0.0.0", "::"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
+    "sink_max_bytes": (10_000_000, 20_000_000, 1 << 30),
+    "rotate_size_bytes": (10_000, 20_000, 1 << 30),
 }
 """Three values of a setting that is no plain number, none of them the default where there are so many."""
 SECRET = "hunter2"

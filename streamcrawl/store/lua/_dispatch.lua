@@ -1,4 +1,4 @@
--- fragment _dispatch.lua: move tasks of hosts that are due into the work stream. Needs _state, _hosts and _stream.
+-- fragment _dispatch.lua: move tasks of hosts that are due into the work stream. Needs _state, _hosts, _items and _stream.
 --
 -- Returns how many were moved, ms until the next host is due (-1: none scheduled) and one word: OK, IDLE (nothing
 -- scheduled), FULL (enough waits already: 2 x live slots), BUDGET (pages_max reached), PAUSED, THROTTLED (a following
@@ -9,7 +9,10 @@ local function dispatch(limit)
   settle()
   if S.paused == '1' then return 0, -1, 'PAUSED' end
   if S.stopped and S.stopped ~= '' then return 0, -1, S.stopped end
-  if S.throttled and S.throttled ~= '' then return 0, -1, 'THROTTLED' end
+  if S.throttled and S.throttled ~= '' then
+    watch_throttled()
+    if is_held('page') then return 0, -1, 'THROTTLED' end
+  end
   local first = call('ZRANGE', P .. 'schedule', 0, 0, 'WITHSCORES')
   if #first == 0 then return 0, -1, 'IDLE' end
   local next_ms = tonumber(first[2]) - now

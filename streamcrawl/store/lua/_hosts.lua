@@ -141,7 +141,7 @@ local function letter_of(id)
   return f.host and f.task and f.reason and f or nil
 end
 local function leave_dead(id, f)
-  local line = kind_of(f.task)
+  local line = (f.stage or 'fetch') == 'fetch' and kind_of(f.task) or f.stage
   call('XDEL', P .. 'dead', id)
   count(line .. '.dead', -1)
   count(line .. '.dead.' .. f.reason, -1)
@@ -160,10 +160,11 @@ local function visit_later(key, level, rest, after_ms)
   call('ZADD', P .. 'revisits', wall + after_ms, level .. '|' .. key .. '|' .. rest)
 end
 -- The same for a task that ended without an answer of use, if the page was fetched before: its last field says so, and how
--- long it was left alone. No text in a task can look like that, because in there a quote has a backslash.
+-- long it was left alone. Nothing else in a task ends it like that: a quote in a text has a backslash, and what a program
+-- sends along is an object.
 local function visit_again(key, level, task)
   if not S.revisit_ms then return false end
-  local head, tail, interval = string.match(task, '^%[%d+,%d+,("page","[^"]*",%d+),%d+(,.*,%["again",(%d+).*%])$')
+  local head, tail, interval = string.match(task, '^%[%d+,%d+,("page","[^"]*",%d+),%d+(,.*,%["again",(%d+),"[^%[%]{}]*"%]%])$')
   if not head or not string.find(level, '^[1-3]$') then return false end
   visit_later(key, level, head .. ',1' .. tail, tonumber(interval))
   return true

@@ -17,3 +17,15 @@ local function bad_link(links)
   end
   return 0
 end
+
+-- Links that are not followed: reason, count, …. At most 16 reasons, each a short word: the totals must not grow by what
+-- a worker makes up.
+local function are_counts(left_out)
+  if type(left_out) ~= 'table' or #left_out % 2 ~= 0 or #left_out > 32 then return false end
+  for i = 1, #left_out, 2 do
+    local reason, n = left_out[i], left_out[i + 1]
+    if type(reason) ~= 'string' or not string.find(reason, '^%l[%l_]*$') or #reason > 32
+      or type(n) ~= 'number' or n < 0 or n > 1e12 or n ~= math.floor(n) then return false end
+  end
+  return true
+end

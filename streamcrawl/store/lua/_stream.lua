@@ -1,4 +1,4 @@
--- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state and _hosts.
+-- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state, _hosts and _items.
 --
 -- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else.
 local function enter(key, h, level, task)
@@ -22,7 +22,23 @@ end
 -- `crash` says that its worker died with it; only a crash with no other entry in hand (`alone`) counts towards death:
 -- two shared crashes first bring a task into a worker of its own, so that it cannot take neighbours with it.
 -- `begun`: a fetch of it may have been under way until just now, so the host's delay counts from here.
+local function take_back_item(stage, id, fields, crash, alone, worker)
+  local f = item_in(fields)
+  if not leave_item(stage, id, f.item) then return false end
+  if crash then
+    if f.crashes < 2 or alone then f.crashes = f.crashes + 1 end
+    count(stage .. '.crashed', 1)
+    if f.crashes >= 2 + (tonumber(S.crashes_max) or 3) then
+      bury_item(stage, f, 'crashed', 'its worker died ' .. f.crashes .. ' times with this item in hand, at last alone', worker)
+      return true
+    end
+  end
+  enter_item(stage, f.item, f.url, f.attempt, f.crashes)
+  return true
+end
 local function take_back(stream, id, fields, crash, alone, worker, begun)
+  local stage = string.sub(stream, #P + 8)
+  if STAGES[stage] then return take_back_item(stage, id, fields, crash, alone, worker) end
   local f = {}
   for i = 1, #fields, 2 do f[fields[i]] = fields[i + 1] end
   if stream ~= STREAM then

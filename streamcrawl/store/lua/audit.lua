@@ -13,7 +13,7 @@
 --          {host key with entries after `walked`, …}, {line, entries of it after `walked`, …}}
 --         {'BEHIND'}  more than 1,000 entries came after `walked`: walk on, and ask again
 --         {'GONE'}
--- Derives all keys of the frontier and `stream:fetch:<sink>`. Reads only (but for the clock). Repeat: harmless.
+-- Derives all keys of the frontier and `stream:fetch:<sink>`, `stream:<stage>`. Reads only (but for the clock). Repeat: harmless.
 -- include _state
 -- include _hosts
 -- include _recount
@@ -23,6 +23,7 @@ if not in_stream then return {'BEHIND'} end
 local streams, sinks = {}, call('HGET', KEYS[1], 'sinks') or ''
 local names = {'stream:fetch'}
 for name in string.gmatch(sinks, '[^,]+') do names[#names + 1] = 'stream:fetch:' .. name end
+for name in string.gmatch(S.stages or '', '[^,]+') do names[#names + 1] = 'stream:' .. name end
 for i = 1, #names do
   local length = call('XLEN', P .. names[i])
   local pending = redis.pcall('XPENDING', P .. names[i], 'workers')

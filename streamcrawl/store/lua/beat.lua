@@ -4,7 +4,8 @@
 -- KEYS[1] state    hash     the crawl's state
 -- ARGV[1] epoch    str      the epoch the caller joined with
 -- ARGV[2] lease_ms int      a worker not heard of for three leases no longer counts
--- ARGV[3..] worker msgpack  one each: {consumer, stream, slots, info JSON, {entry id, …}}; slots -1: it has left
+-- ARGV[3..] worker msgpack  one each: {consumer, stream, slots, info JSON, {entry id, …}}; slots -1: it has left; 0 for a
+--                           worker of a stage, whose `stage` and `slots` stand in its info
 --
 -- Returns {'OK', {{lost id, …}, …}, slots}  per worker the entries that are no longer its own; live fetch slots
 --         {'GONE'}
@@ -13,6 +14,7 @@
 -- XCLAIM without FORCE renews only what is pending, and an entry is never handed to another in place, so a late beat
 -- cannot steal anything back. JUSTID, because a plain XCLAIM would send every payload back.
 -- include _state
+-- include _items
 local lease, answers = tonumber(ARGV[2]), {}
 for n = 3, #ARGV do
   local w = cmsgpack.unpack(ARGV[n])
@@ -33,14 +35,25 @@ for n = 3, #ARGV do
   if slots < 0 then call('HDEL', P .. 'workers', consumer)
   else call('HSET', P .. 'workers', consumer, wall .. ' ' .. slots .. ' ' .. info) end
 end
-local total, rows = 0, call('HGETALL', P .. 'workers')
+local total, slots_of, rows = 0, {}, call('HGETALL', P .. 'workers')
 for i = 1, #rows, 2 do
   local beat, slots = string.match(rows[i + 1], '^(%d+) (%d+) ')
   -- The stamp is wall time: after a clock that jumped all look dead, and would be without slots until their next beat.
-  if beat and (math.abs(wall - tonumber(beat)) < 3 * lease or is_after_gap(lease)) then total = total + tonumber(slots)
+  if beat and (math.abs(wall - tonumber(beat)) < 3 * lease or is_after_gap(lease)) then
+    total = total + tonumber(slots)
+    local is_read, about = pcall(cjson.decode, string.match(rows[i + 1], '{.*"stage":.*') or '')
+    if is_read and STAGES[about.stage] then
+      slots_of[about.stage] = (slots_of[about.stage] or 0) + (tonumber(about.slots) or 0)
+    end
   else call('HDEL', P .. 'workers', rows[i]) end
 end
 call('HSET', KEYS[1], 'slots', total)
+-- Of each stage too: the mark of its stream goes by them.
+for stage in pairs(STAGES) do
+  local n = slots_of[stage] or 0
+  if n > 0 then call('HSET', KEYS[1], 'slots:' .. stage, n) else call('HDEL', KEYS[1], 'slots:' .. stage) end
+end
+watch_throttled()
 -- What was counted at times 10 s apart, newest first, for the rates of `status`: crawl time, wall, done, created.
 local samples = call('HGET', KEYS[1], 'samples') or ''
 local last = tonumber(string.match(samples, '^%d+'))

@@ -7,7 +7,7 @@
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
 --   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, took_ms,
---   refusal]]]}
+--   refusal[, url]]]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
 --   detail        done page: {}, or what of the page is to be visited again: {'new', 'changed', 'unchanged' or 'failed', level,
@@ -23,13 +23,14 @@
 --                 continued sitemap: {delay_ms, level, task}: the rest of it later, no attempt counted
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
---   items         sink, record, sink, record, …
+--   items         stage or sink, record, …; for a stage `["Type",item]`
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
 --   took_ms       how long the request took, connecting included, until the last byte; 0 when its time says nothing of
 --                 what the host bears
 --   refusal       '' or why the host's delay doubles: http_429, http_503 or timeout
+--   url           of the page, for its items
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
@@ -39,13 +40,15 @@
 --           INVALID     malformed, or of another host or line than the entry: nothing was written for it; the caller
 --                       makes it a dead letter
 --         {'GONE'}
--- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:fetch:<sink>`. Repeat: harmless, LEASE_LOST.
+-- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:<stage>`, `stream:fetch:<sink>`.
+-- Repeat: harmless, LEASE_LOST.
 --
 -- One script, because two calls leave a gap: acknowledge first and a crash forgets the links, offer first and a crash
 -- repeats the items. Allow-oom, because a full server must drain.
 -- include _state
 -- include _hosts
 -- include _pace
+-- include _items
 -- include _stream
 -- include _seen
 -- include _links
@@ -72,7 +75,7 @@ local DETAIL = {
     if line == 'page' then
       if d[1] == nil or d[1] == 'gone' then return true end
       return VISITS[d[1]] == true and is_text(d[3]) and is_task('page', d[2], '[0,0,' .. d[3])
-        and string.find(d[3], '^"page","/[^"]*",%d+,1,.*,%["again",%d+[,%]]') ~= nil and is_int(d[4]) and d[4] > 0
+        and string.find(d[3], '^"page","/[^"]*",%d+,1,.*,%["again",%d+,"[^%[%]{}]*"%]%]$') ~= nil and is_int(d[4]) and d[4] > 0
     end
     if line == 'sitemap' then
       for i = 1, #d do if not is_word(d[i]) then return false end end
@@ -93,28 +96,18 @@ local DETAIL = {
   dropped = function(line, d) return line ~= 'robots' and is_text(d[1]) end,
   redirected = function(line) return line ~= 'robots' end,
 }
-local SINKS = {}
-for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do SINKS[name] = true end
 
 local function is_valid(c)
   if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
     or not LINES[c[3]] or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
-    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or type(c[10]) ~= 'table'
+    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or not are_items(c[10])
     or not (c[12] == nil or is_text(c[12])) or not (c[13] == nil or is_int(c[13]))
     or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) then
     return false
   end
   local check = DETAIL[c[4]]
-  if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 or #c[10] % 2 ~= 0 then return false end
-  for i = 1, #c[10], 2 do
-    if not SINKS[c[10][i]] or not is_text(c[10][i + 1]) then return false end
-  end
-  local left_out = c[11] or {}
-  -- At most 16 reasons, each a short word: the totals must not grow by what a worker makes up.
-  if type(left_out) ~= 'table' or #left_out % 2 ~= 0 or #left_out > 32 then return false end
-  for i = 1, #left_out, 2 do
-    if not is_word(left_out[i]) or not is_int(left_out[i + 1]) then return false end
-  end
+  if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 then return false end
+  if not are_counts(c[11] or {}) then return false end
   -- Another host's in_flight, or another line's count, would go down for it.
   local entry = call('XRANGE', STREAM, c[1], c[1])[1]
   c.task, c.level = entry and entry[2][6] or '', entry and entry[2][4] or ''
@@ -231,28 +224,14 @@ for n = 4, #ARGV do
     ACT[c[4]](c, h)
     -- After the act: the delay that a robots verdict brings holds for the next fetch already.
     if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
-    local links, items, left_out = c[9], c[10], c[11] or {}
+    local links, left_out = c[9], c[11] or {}
     for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
-    for i = 1, #items, 2 do
-      call('XADD', P .. 'stream:fetch:' .. items[i], '*', 'item', items[i + 1])
-      count(items[i] .. '.created', 1)
-      count(items[i] .. '.streamed', 1)
-      touched[items[i]] = true
-    end
+    emit(c[10], is_text(c[15]) and c[15] or c[2], touched)
     words[#words + 1] = 'DONE'
   end
 end
--- Hysteresis: set above 80 % of the mark here, cleared under 20 % by sink_commit, so that it does not flutter.
-if S.sink_max and (not S.throttled or S.throttled == '') then
-  for sink in pairs(touched) do
-    if waiting_in(P .. 'stream:fetch:' .. sink) > tonumber(S.sink_max) * 0.8 then
-      S.throttled = sink
-      call('HSET', KEYS[1], 'throttled', sink, 'throttled_at', wall)
-      hold('full:' .. sink)
-    end
-  end
-end
+watch_marks(touched)
 stop_when_full()
 if is_answered then call('HSET', KEYS[1], 'answered_at', now) end
 flush_seen()

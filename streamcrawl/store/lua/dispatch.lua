@@ -13,6 +13,7 @@
 -- Not allow-oom: a full server must drain, so dispatch stops first.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 -- include _dispatch
 local moved, next_ms, word = dispatch(tonumber(ARGV[2]))

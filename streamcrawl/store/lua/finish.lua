@@ -4,8 +4,8 @@
 -- KEYS[1] state  hash  the shard's state
 -- ARGV[1] epoch  str   the epoch the caller joined with
 --
--- Returns {word, created, done, version, paused, stopped}: pages and sitemaps created, pages done, and what the state
---         says of its settings
+-- Returns {word, created, done, version, paused, stopped}: pages, sitemaps and items created, pages done, and what the
+--         state says of its settings
 --           RUNNING     something is left to do, or more seeds may come
 --           ENDED       closed, every structure is empty (but for what blocked hosts have), every line balances
 --           LIMIT       pages_max reached, nothing is under way; more could be done
@@ -25,9 +25,16 @@ for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do
   lines[#lines + 1] = name
 end
 local function total(field) return tonumber(call('HGET', P .. 'totals', field)) or 0 end
+local items_created = 0
+for name in string.gmatch(S.stages or '', '[^,]+') do
+  -- What is delayed comes back by itself: a paused crawl, or one at its limit, ends its items all the same.
+  under_way = under_way + call('XLEN', P .. 'stream:' .. name) + math.max(0, total(name .. '.delayed'))
+  items_created = items_created + total(name .. '.created') + total(name .. '.replayed')
+  lines[#lines + 1] = name
+end
 local function answer(word)
-  return {word, total('page.created') + total('page.replayed') + total('sitemap.created') + total('sitemap.replayed'),
-    total('page.done'),
+  return {word, total('page.created') + total('page.replayed') + total('sitemap.created') + total('sitemap.replayed')
+    + items_created, total('page.done'),
     tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
 end
 if under_way > 0 then return answer('RUNNING') end

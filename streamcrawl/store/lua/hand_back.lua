@@ -15,6 +15,7 @@
 -- Derives the stream, `queue:<host>:<level>`, `host:<host>`, `schedule`. Repeat: harmless, back is 0.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 local stream, back = P .. ARGV[2], 0
 local wait, reason = tonumber(ARGV[5]) or 0, ARGV[6] or ''

@@ -15,6 +15,7 @@
 -- The consumer is removed with its last entry, never before: XGROUP DELCONSUMER forgets what is pending.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 local stream, who, crash, limit = P .. ARGV[2], ARGV[3], ARGV[4] == '1', tonumber(ARGV[5])
 local function forget(consumer)

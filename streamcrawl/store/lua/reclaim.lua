@@ -18,6 +18,7 @@
 -- renewed rows in front could starve, and rows whose entries were deleted are seen.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 -- include _lease
 local stream, lease, limit = P .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])

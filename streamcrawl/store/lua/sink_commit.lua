@@ -9,6 +9,8 @@
 -- ARGV[5] offset    int      offset after it
 -- ARGV[6] ids       msgpack  entry ids of the batch, at most 1,000
 -- ARGV[7] server    str      run_id of the server that said the offsets of all shards; '' leaves it unasked
+-- ARGV[8] part      str      which part of the output that offset lies in: 'number start'; '' for the first
+-- ARGV[9] size      int      bytes of the records of the batch
 --
 -- Returns {'DONE'}                      acknowledged, deleted, offset stored
 --         {'LEASE_LOST', {id, …}}       these are no longer pending; nothing was written
@@ -20,6 +22,7 @@
 -- Derives `offsets`, `stream:fetch:<sink>`, `totals`. Repeat: says OFFSET_MISMATCH with the new offset, or LEASE_LOST
 -- when expected = offset; the caller compares the stored offset with its own before it truncates.
 -- include _state
+-- include _items
 -- include _process
 local sink, stream = ARGV[2], P .. 'stream:fetch:' .. ARGV[2]
 local have = call('HMGET', P .. 'offsets', sink .. ':writer', sink .. ':offset')
@@ -38,11 +41,13 @@ if #ids > 0 then
   call('XDEL', stream, unpack(ids))
 end
 call('HSET', P .. 'offsets', sink .. ':offset', ARGV[5])
+if ARGV[8] ~= '' then call('HSET', P .. 'offsets', sink .. ':part', ARGV[8]) end
 count(sink .. '.done', done)
 count(sink .. '.streamed', -done)
-if S.throttled == sink and (not S.sink_max or waiting_in(stream) < tonumber(S.sink_max) * 0.2) then
-  call('HDEL', KEYS[1], 'throttled', 'throttled_at')
-  let_go('full:' .. sink)
-end
+local bytes = bytes_in(sink)
+-- What was deleted by hand, or written by a worker that counts no bytes, is forgotten once the stream is empty.
+local left = call('XLEN', stream) == 0 and 0 or math.max(0, bytes - tonumber(ARGV[9]))
+count(sink .. '.bytes', left - bytes)
+if S.throttled and S.throttled ~= '' then watch_marks({sink}) end
 flush_counts()
 return {'DONE'}

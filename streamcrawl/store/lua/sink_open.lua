@@ -8,16 +8,18 @@
 -- ARGV[4] lease_ms  int   a writer not heard of for that long is gone
 -- ARGV[5] limit     int   entries to take back at most
 --
--- Returns {'OK', writer epoch, offset, left}  write from `offset` on; `left` 1: call again before reading
+-- Returns {'OK', writer epoch, offset, left, part}  write from `offset` on, which lies in `part` as sink_commit was told;
+--                                             `left` 1: call again before reading
 --         {'BUSY', consumer}                  another writer is alive, or may be: the last call to any script is too long
 --                                             ago (outage, clock jump), and one lease has not passed since
 --         {'GONE'}
 -- Derives `offsets`, `workers`, `stream:fetch:<sink>`. Repeat: harmless, the same consumer keeps its writer epoch.
 -- include _state
 -- include _hosts
+-- include _items
 -- include _stream
 local sink, me, stream = ARGV[2], ARGV[3], P .. 'stream:fetch:' .. ARGV[2]
-local have = call('HMGET', P .. 'offsets', sink .. ':owner', sink .. ':writer', sink .. ':offset')
+local have = call('HMGET', P .. 'offsets', sink .. ':owner', sink .. ':writer', sink .. ':offset', sink .. ':part')
 local writer = tonumber(have[2]) or 0
 if have[1] ~= me then
   local row = have[1] and call('HGET', P .. 'workers', have[1])
@@ -44,4 +46,7 @@ else
     end
   end
 end
-return {'OK', writer, tonumber(have[3]) or 0, left}
+-- A stream that was lost took its bytes along.
+if call('XLEN', stream) == 0 then count(sink .. '.bytes', -bytes_in(sink)) end
+flush_counts()
+return {'OK', writer, tonumber(have[3]) or 0, left, have[4] or ''}

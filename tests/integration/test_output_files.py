@@ -1,4 +1,4 @@
-"""The output file on a real disk: locked, cut, appended to, refused."""
+"""A file of an output on a real disk: locked, cut, appended to, refused."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.errors import ConfigError, SinkError
-from streamcrawl.sinks.jsonl import JsonlFile, SinkDiskFull, check_writable
+from streamcrawl.sinks.files import LockedFile, check_writable
+from streamcrawl.sinks.jsonl import JsonLines
+from streamcrawl.sinks.output import SinkDiskFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LINES = JsonLines()
 
 
 @pytest.fixture
@@ -25,135 +29,137 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[JsonlFile]:
-    with JsonlFile(path) as opened:
-        opened.resume(0)
+def file(path: Path) -> Iterator[LockedFile]:
+    with LockedFile(path) as opened:
+        opened.resume(0, LINES)
         yield opened
 
 
-def test_records_become_lines_and_the_offset_is_their_end(file: JsonlFile, path: Path) -> None:
-    assert file.append([b'{"a":1}', b'{"b":2}']) == 16
-    assert file.append([b"{}"]) == 19
-    assert file.append([]) == 19
+def test_records_become_lines_and_the_offset_is_their_end(file: LockedFile, path: Path) -> None:
+    assert file.write(LINES.encode([b'{"a":1}', b'{"b":2}'], 0)) == 16
+    assert file.write(LINES.encode([b"{}"], 16)) == 19
+    assert file.write(b"") == 19
     assert path.read_bytes() == b'{"a":1}\n{"b":2}\n{}\n'
 
 
 def test_resume_cuts_off_what_was_never_committed(path: Path) -> None:
     path.write_bytes(b"{}\n{}\n{half")
-    with JsonlFile(path) as file:
-        file.resume(6)
-        assert file.append([b"[]"]) == 9
+    with LockedFile(path) as file:
+        file.resume(6, LINES)
+        assert file.write(b"[]\n") == 9
     assert path.read_bytes() == b"{}\n{}\n[]\n"
 
 
 def test_file_shorter_than_its_offset_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"{}\n")
-    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"3 bytes long, but 6 .*--fresh"):
-        file.resume(6)
+    with LockedFile(path) as file, pytest.raises(SinkError, match=r"3 bytes long, but 6 .*--fresh"):
+        file.resume(6, LINES)
     assert path.read_bytes() == b"{}\n"
 
 
 def test_missing_file_of_which_records_were_committed_is_refused_and_not_made(path: Path) -> None:
-    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"is not there, but 6 bytes of it .*Put it back"):
-        file.resume(6)
+    with LockedFile(path) as file, pytest.raises(SinkError, match=r"is not there, but 6 bytes of it .*Put it back"):
+        file.resume(6, LINES)
     assert not path.exists()
 
 
 def test_file_that_took_the_place_of_a_missing_one_is_left_alone(path: Path) -> None:
-    with JsonlFile(path) as file:
+    with LockedFile(path) as file:
         path.unlink()
         path.write_bytes(b"{}\n{}\n")
         with pytest.raises(SinkError, match="is not there"):
-            file.resume(6)
+            file.resume(6, LINES)
     assert path.read_bytes() == b"{}\n{}\n"
 
 
 def test_other_file_of_enough_bytes_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"{} {} {} {}\n")
-    with JsonlFile(path) as file, pytest.raises(SinkError, match=r"no end of a line at byte 6, .* another file"):
-        file.resume(6)
+    with LockedFile(path) as file, pytest.raises(SinkError, match=r"no end of a line at byte 6, .* another file"):
+        file.resume(6, LINES)
     assert path.read_bytes() == b"{} {} {} {}\n"
 
 
-def test_second_writer_is_refused_in_one_line(file: JsonlFile, path: Path) -> None:
+def test_second_writer_is_refused_in_one_line(file: LockedFile, path: Path) -> None:
     with pytest.raises(SinkError, match="being written by another process") as caught:
-        JsonlFile(path, lock_wait_s=0)
+        LockedFile(path, lock_wait_s=0)
     assert "\n" not in str(caught.value)
 
 
 def test_lock_ends_with_the_process_that_held_it(path: Path) -> None:
     code = (
-        f"import time; from streamcrawl.sinks.jsonl import JsonlFile; f = JsonlFile({str(path)!r}); print(flush=True)"
+        f"import time; from streamcrawl.sinks.files import LockedFile; f = LockedFile({str(path)!r}); print(flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", code + "; time.sleep(600)"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(SinkError):
-            JsonlFile(path, lock_wait_s=0)
+            LockedFile(path, lock_wait_s=0)
         holder.kill()
-        JsonlFile(path).close()
+        LockedFile(path).close()
 
 
 def test_writer_waits_for_one_that_is_about_to_end(path: Path) -> None:
     code = (
-        f"import sys; from streamcrawl.sinks.jsonl import JsonlFile; f = JsonlFile({str(path)!r}); print(flush=True); "
-        "sys.stdin.read()"
+        f"import sys; from streamcrawl.sinks.files import LockedFile; f = LockedFile({str(path)!r}); "
+        "print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         holder.stdout.readline()
         holder.stdin.close()
-        JsonlFile(path, lock_wait_s=20).close()
+        LockedFile(path, lock_wait_s=20).close()
 
 
-def test_deleted_file_is_noticed_before_a_record_is_lost_in_it(file: JsonlFile, path: Path) -> None:
-    file.append([b"{}"])
+def test_deleted_file_is_noticed_before_a_record_is_lost_in_it(file: LockedFile, path: Path) -> None:
+    file.write(b"{}\n")
     path.unlink()
     with pytest.raises(SinkError, match="was deleted"):
-        file.append([b"{}"])
+        file.write(b"{}\n")
 
 
-def test_full_disk_leaves_the_file_as_it_was_and_may_be_tried_again(file: JsonlFile, path: Path) -> None:
-    file.append([b"{}"])
+def test_full_disk_leaves_the_file_as_it_was_and_may_be_tried_again(file: LockedFile, path: Path) -> None:
+    file.write(b"{}\n")
     real = os.dup(file.fileno())
     with open("/dev/full", "r+b", buffering=0) as full:
         os.dup2(full.fileno(), file.fileno())
     # /dev/full has no name less than one, so only the disk can refuse here.
     with pytest.raises(SinkDiskFull, match="No space left"):
-        file.append([b"[1]"])
+        file.write(b"[1]\n")
     os.dup2(real, file.fileno())
     os.close(real)
     assert file.offset == 3
-    assert file.append([b"[1]"]) == 7
+    assert file.write(b"[1]\n") == 7
     assert path.read_bytes() == b"{}\n[1]\n"
 
 
 def test_batch_that_fits_only_in_part_is_cut_back(path: Path) -> None:
     code = """
 import resource, sys
-from streamcrawl.sinks.jsonl import JsonlFile, SinkDiskFull
+from streamcrawl.sinks.files import LockedFile
+from streamcrawl.sinks.jsonl import JsonLines
+from streamcrawl.sinks.output import SinkDiskFull
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-file = JsonlFile(sys.argv[1])
-file.resume(0)
-file.append([b"x" * 59])
+file = LockedFile(sys.argv[1])
+file.resume(0, JsonLines())
+file.write(b"x" * 60)
 try:
-    file.append([b"y" * 59])
+    file.write(b"y" * 60)
 except SinkDiskFull as error:
     assert "File too large" in str(error), error
     assert file.path.stat().st_size == file.offset == 60
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert file.append([b"z" * 59]) == 120
+assert file.write(b"z" * 60) == 120
 """
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert path.read_bytes() == b"x" * 59 + b"\n" + b"z" * 59 + b"\n"
+    assert path.read_bytes() == b"x" * 60 + b"z" * 60
 
 
 def test_new_file_follows_the_umask(path: Path) -> None:
     was = os.umask(0o027)
     try:
-        JsonlFile(path).close()
+        LockedFile(path).close()
     finally:
         os.umask(was)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -161,7 +167,7 @@ def test_new_file_follows_the_umask(path: Path) -> None:
 
 def test_file_in_a_folder_that_is_missing_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="cannot be opened: No such file"):
-        JsonlFile(tmp_path / "none" / "x.jsonl")
+        LockedFile(tmp_path / "none" / "x.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,7 @@ def test_path_without_permission_is_refused(is_there: bool) -> None:
 import os, sys
 from pathlib import Path
 from streamcrawl.errors import ConfigError
-from streamcrawl.sinks.jsonl import check_writable
+from streamcrawl.sinks.files import check_writable
 if os.geteuid() == 0:
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)

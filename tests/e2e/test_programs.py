@@ -1,0 +1,341 @@
+"""Programs of a user's own, run by the command: every ending of an item, scaling, throttles, stops, requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from aiohttp import web
+
+from streamcrawl.errors import ExitCode
+from tests.e2e.command import REPOSITORY
+from tests.e2e.processes import processes_in
+from tests.programs import POISON, noted
+from tests.site.model import SiteSpec
+from tests.site.server import SiteProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.e2e.command import Command, Running
+    from tests.redis_server import RedisServer
+
+
+class Programs:
+    """Runs the programs of tests/programs.py, with a journal."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.journal = command.folder / "journal"
+        self.gate = command.folder / "gate"
+        self.running: list[Running] = []
+
+    def start(self, word: str, program: str, *arguments: str, nap_s: float = 0.0, **rest: Any) -> Running:
+        running = self.command.start(
+            *(word, f"tests.programs:{program}", *arguments),
+            PYTHONPATH=str(REPOSITORY),
+            TESTS_JOURNAL=str(self.journal),
+            TESTS_GATE=str(self.gate),
+            TESTS_NAP=str(nap_s),
+            **rest,
+        )
+        self.running.append(running)
+        return running
+
+    def run(self, program: str, *arguments: str, code: ExitCode = ExitCode.DONE, **rest: Any) -> str:
+        result = self.start("run", program, *arguments, **rest).wait()
+        assert result.code == code, result
+        return result.out
+
+    def seeds(self, *urls: str) -> tuple[str, str]:
+        (self.command.folder / "seeds.txt").write_text("\n".join(urls))
+        return "--seeds", "seeds.txt"
+
+    def noted(self, what: str) -> list[str]:
+        return [line["url"] for line in noted(self.journal, what)]
+
+    def ask(self, word: str, program: str, *arguments: str) -> Any:
+        result = self.command.run(word, program, *arguments)
+        assert result.code == ExitCode.DONE, result
+        return json.loads(result.out) if "--json" in arguments else result.out
+
+    def audit(self, program: str, *arguments: str) -> dict[str, int]:
+        totals: dict[str, int] = self.ask("audit", program, *arguments, "--json")["totals"]
+        return totals
+
+
+@pytest.fixture
+def programs(command: Command) -> Iterator[Programs]:
+    found = Programs(command)
+    yield found
+    for running in found.running:
+        running.__exit__()
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[SiteProcess]:
+    """One host of 30 pages, without a state of its own."""
+    with SiteProcess(SiteSpec(hosts=1, pages_per_host=30)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[SiteProcess]:
+    """Two hosts of 40 pages."""
+    with SiteProcess(SiteSpec(hosts=2, pages_per_host=40)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[SiteProcess]:
+    """Eight hosts of 25 pages."""
+    with SiteProcess(SiteSpec(hosts=8, pages_per_host=25)) as running:
+        yield running
+
+
+def once(urls: list[str]) -> set[str]:
+    assert [url for url, count in Counter(urls).items() if count > 1] == []
+    return set(urls)
+
+
+def test_three_stages_bring_every_item_once_to_file_and_sink(programs: Programs, site: SiteProcess) -> None:
+    out = programs.run("pipeline", *programs.seeds(site.seed_url), "--scope", "any", "-o", "out.jsonl", "--shards", "2")
+    assert "pipeline: complete" in out
+    expected = site.expected_pages()
+    records = programs.command.records("out.jsonl")
+    assert once([record["url"] for record in records]) == expected == once(programs.noted("weighed"))
+    with closing(sqlite3.connect(programs.command.folder / "kept.db")) as kept:
+        rows = {(row[0], row[1], row[2]) for row in kept.execute("select url, weight, label from kept")}
+    assert rows == {(record["url"], record["weight"], record["label"]) for record in records}
+    assert {record["label"] for record in records} == {"even", "odd"}
+    assert len(programs.noted("closed")) == 1, "the database is closed by the one worker that opened it"
+    totals = programs.audit("pipeline")
+    count = len(expected)
+    assert [totals[f"{line}.{state}"] for line in ("weigh", "label", "keep") for state in ("created", "done")] == (
+        [count] * 6
+    )
+    # The same command again finds nothing left; without the program nobody may go on.
+    assert "complete" in programs.run("pipeline", *programs.seeds(site.seed_url), "--resume")
+    refused = programs.command.run("crawl", "--resume", "--name", "pipeline")
+    assert refused.code == ExitCode.USAGE
+    assert "streamcrawl run tests.programs:pipeline" in refused.err
+
+
+def test_every_ending_of_an_item_is_counted_and_poison_alone_is_a_dead_letter(
+    programs: Programs, host: SiteProcess
+) -> None:
+    programs.run("choosy", *programs.seeds(host.seed_url), code=ExitCode.WITH_DEAD_LETTERS)
+    urls = {int(url.rpartition("/")[2]): url for url in host.expected_pages(scope="host")}
+    assert once(programs.noted("saved")) == {
+        url for number, url in urls.items() if number % 10 and number not in (5, 7, 13)
+    }
+    assert Counter(programs.noted("judged"))[urls[7]] == 2, "its attempts"
+    totals = programs.audit("choosy")
+    assert {name: count for name, count in totals.items() if name.startswith("judge.d") and name.count(".") == 2} == {
+        "judge.dead.handler": 1, "judge.dead.retry": 1, "judge.dropped.tenth": 3,
+    }  # fmt: skip
+    assert {name: totals[f"save.{name}"] for name in ("created", "done", "dead.handler")} == {
+        "created": 25, "done": 24, "dead.handler": 1,
+    }  # fmt: skip
+    listed = programs.command.run("dead", "ls", "choosy", "--json").out
+    letters = {letter["url"]: letter for letter in map(json.loads, listed.splitlines())}
+    assert {url: (letter["stage"], letter["attempts"]) for url, letter in letters.items()} == {
+        urls[5]: ("judge", 2),
+        urls[7]: ("judge", 2),
+        f"{urls[13]}": ("save", 1),
+    }
+    assert urls[13].endswith(POISON)
+    assert "seven is too much" in letters[urls[7]]["error"]
+    assert "in judge" in letters[urls[7]]["error"], "the traceback"
+    assert urls[7] in letters[urls[7]]["error"]
+    assert max(line["size"] for line in noted(programs.journal, "batch")) == 8
+
+
+def test_second_worker_of_a_stage_takes_a_share(
+    programs: Programs, redis_server: RedisServer, crawl_name: str, pair: SiteProcess
+) -> None:
+    place = ("--redis", redis_server.url, "--name", crawl_name)
+    # Most pages come once both are there: the seeds are not at their end before.
+    running = programs.start(
+        *("run", "pipeline", *place, "--memory-max", "500MB", "--seeds", "-", "-o", "out.jsonl"),
+        nap_s=0.05,
+        keeps_stdin_open=True,
+    )
+    stdin = running.process.stdin
+    assert stdin is not None
+    stdin.write(f"{pair.url(1, '/p/0')}\n".encode())
+    stdin.flush()
+    running.until(lambda: programs.noted("weighed"), "the first item")
+    helper = programs.start("worker", "pipeline", "--stage", "weigh", *place, nap_s=0.05)
+
+    def weighers() -> int:
+        status = programs.ask("status", crawl_name, "--redis", redis_server.url, "--json")
+        return sum(worker["stage"] == "weigh" for worker in status["workers"])
+
+    helper.until(lambda: weighers() == 2, "two workers that weigh")
+    stdin.write(f"{pair.url(2, '/p/0')}\n".encode())
+    stdin.close()
+    assert (running.wait().code, helper.wait().code) == (ExitCode.DONE, ExitCode.DONE)
+    weighed = noted(programs.journal, "weighed")
+    shares = Counter(line["pid"] for line in weighed if line["url"].startswith(pair.url(2, "/")))
+    assert len(shares) == 2, "each holds two items at most, for 50 ms"
+    assert once([line["url"] for line in weighed]) == pair.expected_pages()
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == pair.expected_pages()
+    programs.audit(crawl_name, "--redis", redis_server.url)
+
+
+def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Programs, wide: SiteProcess) -> None:
+    running = programs.start("run", "stalled", *programs.seeds(wide.seed_url), "--scope", "any", "--concurrency", "4")
+
+    def stages() -> dict[str, Any]:
+        is_there = (programs.command.folder / ".streamcrawl").exists()
+        status = programs.ask("status", "stalled", "--json") if is_there else {}
+        return {stage["stage"]: stage for stage in status.get("stages", ())}
+
+    def held() -> bool:
+        found = stages()
+        return bool(found and found["fetch"]["held_by"] and found["swallow"]["is_over"] and found["forward"]["held_by"])
+
+    running.until(held, "the fetch held back by the sink that stands still", within_s=40)
+    text = programs.ask("status", "stalled")
+    assert "too many items wait for stage swallow" in text
+    assert "held back by" in text
+    found = stages()
+    # A mark of 10, of the sink two rounds of its 10 slots; and what was under way when it was passed: a page of each of
+    # the 8 hosts, the 2 items in hand.
+    assert found["forward"]["waiting"] <= 10 + 8
+    assert found["swallow"]["waiting"] <= 20 + 2
+    assert found["swallow"]["pending"] <= 10
+    assert programs.noted("swallowed") == []
+    programs.gate.touch()
+    assert running.wait(within_s=60).code == ExitCode.DONE
+    assert once(programs.noted("swallowed")) == wide.expected_pages()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_stopped_program_leaves_nobody_behind_and_the_next_run_ends_it(
+    programs: Programs, site: SiteProcess, signals: int
+) -> None:
+    arguments = ("pipeline", *programs.seeds(site.seed_url), "--scope", "any", "-o", "out.jsonl")
+    # 90 items of 0.2 s, two at a time, take 9 s: it is stopped with a full queue.
+    running = programs.start("run", *arguments, nap_s=0.2)
+    running.until(lambda: len(programs.noted("weighed")) >= 4, "the first items")
+    for _ in range(signals):
+        running.process.send_signal(signal.SIGTERM)
+    assert running.wait().code == ExitCode.STOPPED
+    psutil.wait_procs([one for group in processes_in(programs.command.folder).values() for one in group], timeout=10)
+    assert processes_in(programs.command.folder) == {}
+    weighed = programs.noted("weighed")
+    assert len(weighed) < 90
+    programs.run(*arguments)
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == site.expected_pages()
+    if signals == 1:
+        # What had begun was let finish: nothing ran twice.
+        assert once(programs.noted("weighing")) == site.expected_pages()
+    totals = programs.audit("pipeline")
+    assert totals.get("weigh.crashed", 0) == totals.get("page.crashed", 0) == 0
+
+
+async def test_request_says_method_body_headers_label_and_meta(programs: Programs) -> None:
+    seen: list[tuple[str, str, str | None]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.text()
+        seen.append((request.method, body, request.headers.get("X-Token")))
+        return web.Response(text='<a href="/item">item</a><p>' + f"{request.method} {body}", content_type="text/html")
+
+    server = web.Application()
+    server.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        await asyncio.to_thread(programs.run, "asking", *programs.seeds(url), "-o", "out.jsonl")
+    finally:
+        await runner.cleanup()
+    records = programs.command.records("out.jsonl")
+    assert sorted((record["meta"]["n"], record["label"], record["heard"]) for record in records) == [
+        (1, "detail", ["GET "]),
+        (2, "detail", ["POST q=1"]),
+        (3, "detail", ["POST q=2"]),
+    ]
+    assert {record["url"] for record in records} == {url + "item"}
+    # High priority goes first; the others in the order in which they were given.
+    assert seen == [("GET", "", None), ("POST", "q=2", None), ("GET", "", "abc"), ("POST", "q=1", None)]
+
+
+def test_worker_by_name_alone_and_unknown_stages_are_refused(programs: Programs, host: SiteProcess) -> None:
+    result = programs.start("worker", "pipeline", "--stage", "nowhere", "--redis", "redis://127.0.0.1:1").wait()
+    assert (result.code, result.err) == (
+        ExitCode.USAGE,
+        "streamcrawl: program 'pipeline' has no stage 'nowhere': it has page, weigh, label, keep\n",
+    )
+    result = programs.start("run", "nothing", *programs.seeds(host.seed_url)).wait()
+    assert result.code == ExitCode.USAGE
+    assert "program 'tests.programs:nothing' cannot be loaded" in result.err
+
+
+def test_two_versions_of_a_stage_run_side_by_side_and_a_stage_with_items_is_not_dropped(
+    programs: Programs, redis_server: RedisServer, crawl_name: str, pair: SiteProcess
+) -> None:
+    place = ("--redis", redis_server.url, "--name", crawl_name)
+    more = (*place, "--memory-max", "500MB", "-o", "out.jsonl")
+
+    def stages() -> dict[str, Any]:
+        status = programs.ask("status", crawl_name, "--redis", redis_server.url, "--json")
+        return {stage["stage"]: stage for stage in status["stages"]}
+
+    running = programs.start("run", "first", *programs.seeds(pair.url(1, "/p/0")), *more, STREAMCRAWL_GRACE="0")
+    running.until(lambda: (programs.command.folder / "out.jsonl").exists(), "the crawl")
+    running.until(lambda: stages()["work@1"]["waiting"] > 10, "items for the first version")
+    running.process.send_signal(signal.SIGINT)
+    assert running.wait().code == ExitCode.STOPPED
+
+    refused = programs.start("run", "lacking", "--resume", *more).wait()
+    assert refused.code == ExitCode.USAGE
+    assert "items are left for stage 'work@1', which this program does not have" in refused.err
+
+    running = programs.start("run", "second", *programs.seeds(pair.url(2, "/p/0")), *more)
+    running.until(lambda: stages().get("work@2", {}).get("done", 0) > 10, "items of the second version")
+    assert "NOBODY READS IT" in programs.ask("status", crawl_name, "--redis", redis_server.url)
+    programs.gate.touch()
+    helper = programs.start("worker", "first", "--stage", "work", *place)
+    assert (running.wait().code, helper.wait().code) == (ExitCode.DONE, ExitCode.DONE)
+    records = programs.command.records("out.jsonl")
+    assert once([record["url"] for record in records]) == pair.expected_pages()
+    assert {record["version"] for record in records} == {1, 2}
+
+
+def test_worker_that_cannot_open_what_it_needs_tries_again(programs: Programs, host: SiteProcess) -> None:
+    running = programs.start("run", "unlucky", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    result = running.wait()
+    assert result.code == ExitCode.DONE, result
+    assert result.err.count("OSError: the door is shut") == 2
+    assert [record["door"] for record in programs.command.records("out.jsonl")] == ["open"]
+
+
+def test_pages_are_parsed_by_a_stage_of_their_own_and_again_without_a_fetch(
+    programs: Programs, host: SiteProcess
+) -> None:
+    arguments = ("parsed", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    programs.run(*arguments, code=ExitCode.WITH_DEAD_LETTERS)
+    expected = host.expected_pages(scope="host")
+    dead = host.url(1, POISON)
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == expected - {dead}
+    fetched = len(host.requests())
+    programs.gate.touch()
+    assert "1" in programs.ask("dead", "replay", "parsed", "--stage", "parse")
+    programs.run(*arguments)
+    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == expected
+    assert len(host.requests()) == fetched, "the dead letter has its page"
+    totals = programs.audit("parsed")
+    assert [totals[f"{line}.done"] for line in ("page", "parse", "forth")] == [30] * 3

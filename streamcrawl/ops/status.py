@@ -250,7 +250,7 @@ class Status:
     revisits: int = 0
     """Pages that are to be visited again, none of them queued."""
     next_revisit_ms: int | None = None
-    """Until the first of them is due; None when there are none."""
+    """Until the first of them is due; None when there are none, or the crawl visits none again by now."""
     workers: list[WorkerStatus] = field(default_factory=list)
     sinks: list[SinkStatus] = field(default_factory=list)
     version: int = 0
@@ -392,7 +392,7 @@ async def read_status(client: Redis, name: str) -> Status:
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
     status.revisits = sum(shard.answers["revisits"] for shard in shards)
     firsts = [int(score) for shard in shards for _, score in shard.answers["next_revisit"]]
-    status.next_revisit_ms = max(0, min(firsts) - now_ms) if firsts else None
+    status.next_revisit_ms = max(0, min(firsts) - now_ms) if firsts and given.get("revisit_ms") else None
     status.workers = _workers(shards, now_ms)
     status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and worker.role != STAGE)
     marks = _marks(status.slots, given, stages)

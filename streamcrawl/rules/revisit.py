@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BOUND: Final = 8
 """The shortest and the longest interval are this many times less and more than the first, where nothing else is set."""
+INTERVAL_MAX_MS: Final = 10**12
+"""30 years: commit.lua takes no longer one."""
 ETAG_MAX: Final = 128
 """Characters; a longer one is not kept, because it costs its length in Redis for each page. Servers make some 50."""
 _ETAG: Final = re.compile(r'(?:W/)?"[!#-Z\\^-z|~]*"')
@@ -70,7 +72,8 @@ class RevisitPolicy:
             return None
         least = settings.revisit_min_ms if settings.revisit_min_ms is not None else first_ms // BOUND
         most = settings.revisit_max_ms if settings.revisit_max_ms is not None else first_ms * BOUND
-        return cls(first_ms, max(1, min(least, first_ms)), max(most, first_ms))
+        first_ms = min(first_ms, INTERVAL_MAX_MS)
+        return cls(first_ms, max(1, min(least, first_ms)), min(max(most, first_ms), INTERVAL_MAX_MS))
 
 
 class Content(NamedTuple):

@@ -37,6 +37,7 @@ NEW = Content("bb", '"2"', "")
         ((8000, 2000, 9000), RevisitPolicy(8000, 2000, 9000)),
         ((8000, 9000, 7000), RevisitPolicy(8000, 8000, 8000)),
         ((1, None, None), RevisitPolicy(1, 1, 8)),
+        ((10**14, None, 10**15), RevisitPolicy(10**12, 10**12, 10**12)),
     ],
 )
 def test_first_interval_lies_within_the_bounds(

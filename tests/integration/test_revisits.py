@@ -181,3 +181,38 @@ async def test_host_that_is_down_for_a_while_is_visited_when_it_is_back(
         assert await run.word() == "ENDED"
         await run.check()
         assert await run.dead() == []
+
+
+async def test_handler_is_called_for_what_came_and_its_fault_waits_for_a_person(
+    redis_server: RedisServer, crawl_name: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    values: dict[str, Any] = {"revisit_ms": DAY_MS, "one_round": True, "output": output, "attempts_max": 1}
+    values |= {"handler": "tests.handlers:reads_the_price"}
+    texts = ["5", "5", "sold in pieces", "7"]
+
+    async def priced(count: int) -> web.StreamResponse:
+        return web.Response(text=texts[min(count, 3)])
+
+    async with Talker({}) as talker:
+        talker.answers |= {"/": page(talker, etag='"1"'), "/shop": priced}
+        seeds = [talker.origin + "/", talker.origin + "/shop"]
+        for visit in range(3):
+            async with crawling(redis_server.url, crawl_name, [] if visit else seeds, **values) as run:
+                await let_be_due(run)
+                assert await run.word() == "ENDED"
+                await run.check()
+        found = [(one["url"].removeprefix(talker.origin), one["price"]) for one in records(output)]
+        assert [price for path, price in found if path == "/shop"] == ["5", "5"]
+        assert [path for path, _ in found].count("/") == 1, "304 calls no handler"
+        async with crawling(redis_server.url, crawl_name, [], **values) as run:
+            [letter] = await run.dead()
+            assert (letter.url, letter.reason) == (talker.origin + "/shop", "handler")
+            client: Any = run.frontier.client
+            [(letter_id, fields)] = await client.xrange(run.frontier.keys.dead)
+            task = (fields[b"host"].decode(), fields[b"level"].decode(), fields[b"task"])
+            assert await run.frontier.replay([(letter_id.decode(), *task)]) == ["QUEUED"]
+            assert await run.word() == "ENDED"
+            await run.check()
+            assert [one["price"] for one in records(output)][-1] == "7"
+            assert await client.zcard(run.frontier.keys.revisits) == 2

@@ -55,6 +55,8 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("pages_max", "pages_max"),
     ("pages_per_host_max", "pages_per_host_max"),
     ("frontier_max", "frontier_max"),
+    ("revisit_ms", "revisit_ms"),
+    ("one_round", "one_round"),
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
     ("sink_max_bytes", "sink_max_bytes"),
@@ -432,6 +434,12 @@ class Frontier:
     async def due(self, limit: int = 100) -> tuple[int, int]:
         """Move due tasks back to their queues; returns how many, and ms to the next (0: more now, -1: none)."""
         answer = await self._run("due", self.epoch, limit)
+        return answer[1], answer[2]
+
+    async def revisit(self, limit: int = 100) -> tuple[int, int]:
+        """Make tasks of pages that are due to be visited again; returns how many, and ms to the next (0: more now, -1:
+        none, or none may be made now)."""
+        answer = await self._run("revisit", self.epoch, limit)
         return answer[1], answer[2]
 
     async def give_up(self, *, after_ms: int, idle_ms: int, limit: int = 500) -> tuple[int, int, int]:

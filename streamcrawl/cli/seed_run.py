@@ -212,9 +212,11 @@ class _Seeding:
 
     def _tell_of_outputs(self, paths: list[str]) -> None:
         for given in self._options.outputs:
-            place = read_target(given).place
-            if place not in paths:
-                self.log(f"-o {place} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
+            target = read_target(given)
+            if target.place not in paths:
+                # As it was typed, but for what may have a password in it.
+                shown = given if target.path is not None else target.place
+                self.log(f"-o {shown} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options

@@ -75,6 +75,7 @@ _COUNTERS: Final = (
     ("retried", "Tried again, with the attempt counted"),
     ("unanswered", "Put back because the host did not answer"),
     ("replayed", "Dead letters sent again"),
+    ("revisited", "Created because a page was due to be visited again"),
     ("crashed", "In the hands of a process that died, and put back"),
     ("lease_lost", "Commits that came too late and wrote nothing"),
 )

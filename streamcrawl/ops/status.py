@@ -238,6 +238,10 @@ class Status(msgspec.Struct):
     slots: int = 0
     """Of all live workers."""
     lease_ms: int = LEASE_MS
+    revisits: int = 0
+    """Pages that are to be visited again, none of them queued."""
+    next_revisit_ms: int | None = None
+    """Until the first of them is due; None when there are none, or the crawl visits none again by now."""
     workers: list[WorkerStatus] = msgspec.field(default_factory=list)
     sinks: list[SinkStatus] = msgspec.field(default_factory=list)
     version: int = 0
@@ -377,6 +381,9 @@ async def read_status(client: Redis, name: str) -> Status:
     limits = (int(memory["maxmemory"]), int(given.get("memory_max_bytes") or 0))
     status.memory_max_bytes = min(filter(None, limits), default=0)
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
+    status.revisits = sum(shard.answers["revisits"] for shard in shards)
+    firsts = [int(score) for shard in shards for _, score in shard.answers["next_revisit"]]
+    status.next_revisit_ms = max(0, min(firsts) - now_ms) if firsts and given.get("revisit_ms") else None
     status.workers = _workers(shards, now_ms)
     status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and worker.role != STAGE)
     marks = _marks(status.slots, given, stages)
@@ -477,6 +484,8 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
         "given_up": lambda pipe, keys: pipe.zrange(keys.given_up, 0, most, withscores=True),
         "blocked": lambda pipe, keys: pipe.zrange(keys.blocked, 0, most, withscores=True),
         "sample": lambda pipe, keys: pipe.zrandmember(keys.schedule, sampled),
+        "revisits": lambda pipe, keys: pipe.zcard(keys.revisits),
+        "next_revisit": lambda pipe, keys: pipe.zrange(keys.revisits, 0, 0, withscores=True),
         "dead": lambda pipe, keys: pipe.xlen(keys.dead),
         "newest": lambda pipe, keys: pipe.xrevrange(keys.dead, count=DEAD_NAMED_MAX),
     }
@@ -901,6 +910,7 @@ def status_lines(status: Status) -> list[str]:
         ("links left out", reasons(status.links_left_out())),
         ("refusals", reasons(status.refusals())),
         *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
+        *([("visits", _visits_text(status))] if status.revisits or status.page("revisited") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
@@ -945,6 +955,20 @@ def _sitemaps_text(status: Status) -> str:
     )
 
 
+def _visits_text(status: Status) -> str:
+    found = {
+        word.removeprefix("page.visits."): n for word, n in status.totals.items() if word.startswith("page.visits.")
+    }
+    text = f"{counted(status.revisits, 'page')} to be fetched again"
+    if status.next_revisit_ms is not None:
+        text += f", the first {_in_time(status.next_revisit_ms)}"
+    return text + f"; found so far: {reasons(dict(sorted(found.items(), key=lambda pair: -pair[1])))}"
+
+
+def _in_time(ms: int) -> str:
+    return f"in {span(ms)}" if ms >= 1000 else "now"
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -954,7 +978,9 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    if status.is_complete:
+    if status.is_complete and status.next_revisit_ms is not None:
+        words.append(f"all fetched, the next page is due {_in_time(status.next_revisit_ms)}")
+    elif status.is_complete:
         words.append("complete but for what blocked hosts keep" if status.queued else "complete")
     elif status.queued + status.under_way:
         words.append("at work" if status.is_alive else "at rest, no worker is alive")

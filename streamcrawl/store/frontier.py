@@ -55,6 +55,8 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("pages_max", "pages_max"),
     ("pages_per_host_max", "pages_per_host_max"),
     ("frontier_max", "frontier_max"),
+    ("revisit_ms", "revisit_ms"),
+    ("one_round", "one_round"),
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
     ("sink_max_bytes", "sink_max_bytes"),
@@ -72,7 +74,9 @@ _STR32: Final = struct.Struct(">BI").pack
 """Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
-_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_TAKEN: Final = frozenset(
+    {"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed", "throttled", "supervisor"}
+)
 _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
 """Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
@@ -264,7 +268,7 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
-    """Pages that wait; 0 when none of them can be had."""
+    """Tasks that wait, sitemaps and robots.txt among them; 0 when none of them can be had."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -430,6 +434,12 @@ class Frontier:
     async def due(self, limit: int = 100) -> tuple[int, int]:
         """Move due tasks back to their queues; returns how many, and ms to the next (0: more now, -1: none)."""
         answer = await self._run("due", self.epoch, limit)
+        return answer[1], answer[2]
+
+    async def revisit(self, limit: int = 100) -> tuple[int, int]:
+        """Make tasks of pages that are due to be visited again; returns how many, and ms to the next (0: more now, -1:
+        none, or none may be made now)."""
+        answer = await self._run("revisit", self.epoch, limit)
         return answer[1], answer[2]
 
     async def give_up(self, *, after_ms: int, idle_ms: int, limit: int = 500) -> tuple[int, int, int]:

@@ -356,6 +356,8 @@ def serve(line: socket.socket) -> None:
                 os.close(fd)
             try:
                 child_main(roles[role], fds[2], int(capacity))
+            except BaseException:
+                traceback.print_exc()  # os._exit says nothing: all that is seen would be an exit code, again and again
             finally:
                 os._exit(1)  # child_main ends the process itself; falling out of here would make a second nursery
         for fd in fds:

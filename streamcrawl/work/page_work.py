@@ -38,9 +38,18 @@ from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
+from streamcrawl.rules.revisit import (
+    Content,
+    RevisitPolicy,
+    conditions_of,
+    content_digest,
+    etag_of,
+    modified_of,
+    next_visit,
+)
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
-from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
+from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_rest, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import Commit, Wait
 from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
@@ -112,6 +121,7 @@ class Ending(msgspec.Struct):
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+    """After which the task comes back, or the page is visited again."""
     wait: Wait | None = None
     """Of an entry that goes back: its host is left alone that long."""
     instead: Ending | None = None
@@ -163,6 +173,7 @@ class PageWork:
         self._archives = [sink for sink in sinks if is_archive(sink)]
         """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._robots = RobotsCache(crawl, settings)
         self._cookies = Cookies(crawl, settings)
         self.addresses = AddressLeases(crawl, fetcher, settings)
@@ -170,9 +181,11 @@ class PageWork:
         if program is not None:
             self._functions = dict(program.pages)
             self._route = program.router(PAGE, records)
+            self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
             self._elsewhere = {}
+            self._has_takers = True
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
                 part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
@@ -193,6 +206,7 @@ class PageWork:
         self._settings = settings
         self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._robots.apply(settings)
         self._cookies.apply(settings)
         self.addresses.apply(settings)
@@ -362,7 +376,7 @@ class PageWork:
         response: Response | None = None
         circle: str | None = None
         wire: list[Exchange] = []
-        ask = task.ask
+        ask, conditions = task.ask, conditions_of(task.again)
 
         async def fetch(url: str) -> Answer:
             nonlocal ask
@@ -370,7 +384,7 @@ class PageWork:
                 task.kind,
                 url,
                 referrer=task.referrer,
-                headers=ask.headers or None,
+                headers=({**ask.headers, **conditions} if url == task.url else ask.headers) or None,
                 jar=jar,
                 on_sent=self._on_sent(entry, task),
                 method=ask.method,
@@ -521,7 +535,11 @@ class PageWork:
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
-        if own_stage is not None:
+        if answer.status == 304 and conditions_of(task.again):
+            # Nothing came that a handler could read, or that could link to something new.
+            if self._settings.unchanged_records and not self._is_program:
+                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        elif own_stage is not None:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
         elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
@@ -531,7 +549,8 @@ class PageWork:
             started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
-            handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+            if self._has_takers:  # of a program with nothing but an archive nobody wants the records
+                handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
@@ -550,8 +569,11 @@ class PageWork:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
+        commit.detail = self._next_visit(task, answer, response, hops)
         commit.items, commit.url = handled.items, task.url if self._is_program else ""
         ending = _with_answer(Ending(commit), answer, decided)
+        if commit.detail[3:]:
+            ending.retry_delay_ms = commit.detail[3]
         self._links.add(
             ending,
             commit,
@@ -563,6 +585,26 @@ class PageWork:
             circle=circle,
         )
         return ending
+
+    def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
+        """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""
+        # What is not safe to repeat (RFC 9110 section 9.2.1) was asked for once.
+        if self._revisits is None or task.ask.method not in ("GET", "HEAD"):
+            return ()
+        content = Content("")
+        if answer.status < 400:
+            digest = "" if answer.status == 304 else content_digest(answer.body, is_html=response.is_html)
+            content = Content(digest)
+            if not hops:  # of another URL they would be asked of the wrong one
+                headers = answer.headers
+                content = Content(digest, etag_of(headers.get("ETag")), modified_of(headers.get("Last-Modified")))
+        visit = next_visit(self._revisits, task.again, answer.status, content)
+        if visit is None:
+            return ()
+        if visit.last is None:
+            return (visit.found.value,)
+        rest = encode_rest(msgspec.structs.replace(task, attempt=1, again=visit.last))
+        return visit.found.value, task.level.value, rest, visit.last.interval_ms
 
     async def _handle(self, handler: Handler, response: Response, depth: int) -> Handled:
         started = time.monotonic()
@@ -586,7 +628,7 @@ class PageWork:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = msgspec.structs.replace(
-            task, host=host, path=path, attempt=1, redirects=(*task.redirects, *hops),
+            task, host=host, path=path, attempt=1, again=None, redirects=(*task.redirects, *hops),
             referrer=task.referrer or (task.url if is_sitemap else None),
             # To another host with neither the body nor the headers, which were for this one.
             ask=msgspec.structs.replace(task.ask, method="GET", headers={}, body=""),

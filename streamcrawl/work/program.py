@@ -4,6 +4,7 @@
 but for the loading. The one rule of routing: an item goes to every stage whose source is where the item comes from and
 whose parameter takes its type; what no stage takes is a result, and goes to the sinks without a source of their own and
 to the outputs. A sink with a source gets what comes from there. A source is declared before, so there are no circles.
+An output that is an archive gets no items: pages alone bring it what went over the wire (page_work.py).
 Start at `Program.router`.
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError, StageError, StartError
+from streamcrawl.web.exchange import is_archive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -241,7 +243,9 @@ class Program(msgspec.Struct):
     def flow(self, outputs: Sequence[str]) -> bytes:
         """Return JSON of what feeds each stage and output, as flow.lua takes it."""
         lines = [PAGE, *(stage.line for stage in self.stages if not stage.is_sink)]
-        rows: dict[str, dict[str, Any]] = {name: {"from": lines, "batch": 1} for name in outputs}
+        rows: dict[str, dict[str, Any]] = {
+            name: {"from": [PAGE] if is_archive(name) else lines, "batch": 1} for name in outputs
+        }
         for stage in self.stages:
             feeds = lines if stage.source is None else self._lines_of(stage)
             rows[stage.line] = {"from": feeds, "batch": stage.batch or 1}
@@ -255,7 +259,7 @@ class Program(msgspec.Struct):
             one.line
             for one in self.stages
             if (one.is_sink and one.source is None) or (one.source == stage.gives and not one.is_page)
-        ) | frozenset(outputs)
+        ) | frozenset(_for_items(outputs))
 
     def router(self, source: str, outputs: Sequence[str]) -> Callable[[Any, int], list[str | bytes]]:
         """Return what says where an item that comes from `source` goes: flat, stage or output, record, ….
@@ -264,6 +268,7 @@ class Program(msgspec.Struct):
         """
         stages = [stage for stage in self.stages if stage.source == source and not stage.is_page]
         sinks = [stage for stage in self.stages if stage.is_sink and stage.source is None]
+        outputs = _for_items(outputs)
 
         def route(item: Any, depth: int) -> list[str | bytes]:
             raw = ENCODE(item)
@@ -297,6 +302,11 @@ class Program(msgspec.Struct):
         if stage.source != PAGE:
             return [self.stage(stage.source).line]
         return [PAGE] if stage.is_page else [PAGE, *(one.line for one in self.stages if one.is_page)]
+
+
+def _for_items(outputs: Sequence[str]) -> list[str]:
+    """Return the outputs that take items: at one among its exchanges the writer of an archive would end, for ever."""
+    return [name for name in outputs if not is_archive(name)]
 
 
 def annotation_of(function: Callable[..., Any], *, is_batch: bool) -> Any:

@@ -16,7 +16,6 @@ import sys
 import traceback
 import types
 import typing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -142,8 +141,7 @@ class Taken:
             raise CodecError(f"an item of type {item.kind} cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage or sink of a program."""
 
     name: str
@@ -217,19 +215,18 @@ class Resource:
             await anext(self._running, None)
 
 
-@dataclass(slots=True)
-class Program:
+class Program(msgspec.Struct):
     """Everything a user declared."""
 
     name: str
     seeds: tuple[str, ...] = ()
-    settings: dict[str, Given] = field(default_factory=dict)
-    pages: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    settings: dict[str, Given] = msgspec.field(default_factory=dict)
+    pages: dict[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
     """Handlers of pages by label; '' for those without one. None at all: pages are followed and recorded as by
     `streamcrawl crawl`."""
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[Stage] = msgspec.field(default_factory=list)
     """In the order of declaration; sinks too."""
-    resources: list[Resource] = field(default_factory=list)
+    resources: list[Resource] = msgspec.field(default_factory=list)
 
     def stage(self, name: str) -> Stage:
         """Return a stage by its name.

@@ -8,6 +8,8 @@ into a private redis-server, and the difference of its `used_memory` is divided 
 - *queued*: what a URL costs until it is fetched: task with its referrer, host record, schedule; 20 tasks per host. The
   fingerprints are deleted before the reading, so that the two figures add up and nothing is counted twice.
 - *queued, foreign referrer*: the same where every referrer lies on another host, which front coding cannot shorten.
+- *to be visited again*: what a fetched page costs until its next visit (`--revisit`), beside its fingerprint: its task
+  with interval, digest and an ETag of 34 characters.
 
 Paths are random hexadecimal digits: nothing a list could compress, so the figures are the upper end of what real URLs
 need. Each server found is measured: the one on PATH and the one in the wheel, because their encodings differ.
@@ -33,7 +35,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from streamcrawl.rules.task import CrawlTask
+import msgspec
+
+from streamcrawl.rules.task import CrawlTask, LastVisit, encode_rest
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect, wait_for_server
 from streamcrawl.store.frontier import LINKS_PER_CALL, Frontier, Links, open_shard
@@ -192,6 +196,20 @@ async def queued_bytes_per_url(client: Redis, urls: int, make: Callable[[int], C
     return (await used_bytes(client) - before) / urls
 
 
+async def revisited_bytes_per_page(client: Redis, pages: int) -> float:
+    """Return what a page costs that waits for its next visit; kept as commit.lua does it, which is a test's matter."""
+    frontier, before = await fresh_frontier(client, "revisits", task_of_many_hosts)
+    for start in range(0, pages, LINKS_PER_CALL):
+        kept = {}
+        for number in range(start, min(pages, start + LINKS_PER_CALL)):
+            etag = f'"{digits(f"etag {number}", 32)}"'
+            last = LastVisit(604_800_000, digits(f"digest {number}", 16), etag)
+            task = msgspec.structs.replace(task_of_many_hosts(number), again=last)
+            kept[f"{task.level}|{task.host}|{encode_rest(task).decode()}"] = 1_796_000_000_000 + number
+        await client.zadd(frontier.keys.revisits, kept)
+    return (await used_bytes(client) - before) / pages
+
+
 async def measure_server(binary: Path, seen: list[int], queued: int) -> dict[str, Any]:
     """Return all figures of one server."""
     result: dict[str, Any] = {}
@@ -206,6 +224,7 @@ async def measure_server(binary: Path, seen: list[int], queued: int) -> dict[str
         result["queued_foreign_referrer_bytes_per_url"] = round(
             await queued_bytes_per_url(client, queued, task_with_foreign_referrer), 1
         )
+        result["revisited_bytes_per_page"] = round(await revisited_bytes_per_page(client, queued), 1)
         slow_ms = [
             row["duration"] / 1000 for row in await client.slowlog_get(SLOW_MAX) if row["command"].startswith(b"EVAL")
         ]

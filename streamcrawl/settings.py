@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, overload
 
@@ -71,6 +70,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pages_per_host_max: int | None = None
     sitemaps: bool = False
     """Read the sitemaps of every host that a page is fetched from: those of its robots.txt, else /sitemap.xml."""
+    revisit_ms: int | None = None
+    """A page is fetched again after this time, and from then on sooner or later as it changes (rules/revisit.py)."""
+    revisit_min_ms: int | None = None
+    """The shortest that becomes; None: an eighth of `revisit`."""
+    revisit_max_ms: int | None = None
+    """The longest; None: eight times `revisit`."""
+    one_round: bool = False
+    """The crawl ends when no page is due; without, it goes on for as long as any page is to be fetched again."""
+    unchanged_records: bool = False
+    """A record, with status 304, also for a page that its host says is unchanged; its handler is not called."""
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 
@@ -253,6 +262,11 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
         "read whenever a host is looked at; raised, it brings nothing back that was left out",
     ),
     "sitemaps": (_TUNABLE, "asked when a page was answered: the next one of each host brings its sitemaps in"),
+    "revisit_ms": (_TUNABLE, "asked when a page was answered; none: what was fetched stays as it is"),
+    "revisit_min_ms": (_TUNABLE, "asked when a page was answered"),
+    "revisit_max_ms": (_TUNABLE, "asked when a page was answered"),
+    "one_round": (_TUNABLE, "asked whenever the crawl may have ended"),
+    "unchanged_records": (_TUNABLE, "asked when a page was answered"),
     "url_max_bytes": (_TUNABLE, "tested when a link is found"),
     "path_depth_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
     "repeats_max": (_TUNABLE, "tested when a link is found; one that was left out is not marked seen"),
@@ -573,16 +587,14 @@ def compile_pattern(said: str, pattern: str) -> re.Pattern[str]:
 # -- where values come from
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """A value and who gave it, as a phrase for people: `--delay`, `STREAMCRAWL_DELAY`, `crawl.toml`, `settings set`."""
 
     value: Any
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(msgspec.Struct, frozen=True):
     """What a TOML file says, checked for spelling and type."""
 
     path: str
@@ -740,6 +752,7 @@ def _typed(field: str, one: Given) -> Given:
 
 _AT_LEAST: Final[dict[str, int]] = {
     "shards": 1, "depth_max": 0, "pages_max": 1, "pages_per_host_max": 1, "url_max_bytes": 16,
+    "revisit_ms": 1, "revisit_min_ms": 1, "revisit_max_ms": 1,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
     "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0, "host_concurrency": 1, "ip_concurrency": 0,

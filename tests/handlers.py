@@ -115,3 +115,10 @@ async def kills_its_worker(response: Response) -> AsyncIterator[dict[str, Any]]:
     # Longer than the poison looks: the first time, none of the neighbours is done before it strikes.
     await asyncio.sleep(20 * _POLL_S)
     yield _item(response)
+
+
+def reads_the_price(response: Response) -> dict[str, Any]:
+    """Fails at a page without a price."""
+    if "sold in pieces" in response.text:
+        raise ValueError("no price on this page")
+    return {**_item(response), "price": response.text}

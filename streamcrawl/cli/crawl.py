@@ -15,6 +15,7 @@ from streamcrawl.cli.options import (
     GroupedCommand,
     GroupedOption,
     Limit,
+    MaybeDuration,
     Names,
     Networks,
     OnePath,
@@ -125,6 +126,50 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     group=START,
     setting="pages_per_host_max",
     help="Leave out what a host has beyond N pages. Default: no limit.",
+)
+@_option(
+    "--revisit",
+    "revisit_ms",
+    type=MaybeDuration(),
+    metavar="DURATION|none",
+    group=START,
+    setting="revisit_ms",
+    help="Fetch each page again after this time, then sooner while it changes and later while it does not; hosts are "
+    "asked whether it changed. Such a crawl goes on until it is stopped (see --one-round). Default: none, never again.",
+)
+@_option(
+    "--revisit-min",
+    "revisit_min_ms",
+    type=MaybeDuration(),
+    metavar="DURATION|none",
+    group=START,
+    setting="revisit_min_ms",
+    help="Never sooner than this after its last visit. Default: an eighth of --revisit.",
+)
+@_option(
+    "--revisit-max",
+    "revisit_max_ms",
+    type=MaybeDuration(),
+    metavar="DURATION|none",
+    group=START,
+    setting="revisit_max_ms",
+    help="Never later than this after its last visit. Default: eight times --revisit.",
+)
+@_option(
+    "--one-round/--no-one-round",
+    "one_round",
+    default=None,
+    group=START,
+    setting="one_round",
+    help="With --revisit: end once nothing is due; --resume fetches what has become due since. Default: no.",
+)
+@_option(
+    "--unchanged-records/--no-unchanged-records",
+    "unchanged_records",
+    default=None,
+    group=START,
+    setting="unchanged_records",
+    help="Write a record, with status 304, also for a page whose host says that it has not changed. Default: no.",
 )
 @_option(
     "--drop-params",

@@ -13,10 +13,10 @@ import re
 import shlex
 import socket
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
@@ -76,8 +76,7 @@ _SEEDS_STORED_MAX: Final = 1000
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlOptions:
+class CrawlOptions(msgspec.Struct, frozen=True):
     """What was typed."""
 
     urls: tuple[str, ...] = ()
@@ -94,7 +93,7 @@ class CrawlOptions:
     is_quiet: bool = False
     log_format: str = "console"
     log_level: str = "info"
-    settings: dict[str, Given] = field(default_factory=dict)
+    settings: dict[str, Given] = msgspec.field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
     """The options that say where the crawl is kept, as they must be typed to resume it; passwords are left out."""

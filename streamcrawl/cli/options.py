@@ -66,6 +66,19 @@ class Duration(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class MaybeDuration(click.ParamType[int | None]):
+    """The same, or `none`, which wins over one that the environment or a file gives."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        try:
+            # Read as any setting that is a duration or not set.
+            return value if isinstance(value, int) else cast("int | None", read_value("revisit_ms", value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Size(click.ParamType[int]):
     """A number of bytes with or without a unit."""
 

@@ -12,16 +12,13 @@ import socket
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import msgspec
-from rich.console import Console
 
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreUnavailable
-from streamcrawl.ops.audit import audit
 from streamcrawl.ops.progress import Progress
 from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 
     from redis.asyncio import Redis
+    from rich.console import Console
 
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
@@ -76,8 +74,7 @@ def read_stored(state: Mapping[str, str]) -> Stored | None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A crawl that this process is about to work at."""
 
     name: str
@@ -101,7 +98,7 @@ class Job:
     program: Program | None = None
     only: Collection[str] = ()
     """Stages that run here; empty for all."""
-    feeding: Sequence[Coroutine[Any, Any, None]] = field(default_factory=tuple)
+    feeding: Sequence[Coroutine[Any, Any, None]] = msgspec.field(default_factory=tuple)
     """What else runs as long as the workers do: seeds that are offered, until `Running.stop_feeding`."""
 
 
@@ -113,7 +110,9 @@ class Running:
     ) -> None:
         self._is_quiet = is_quiet
         self._is_json = is_json
-        self._console = Console(file=cast("IO[str]", _DeafStream(sys.stderr)) if sys.stderr else None, stderr=True)
+        self._stream = _DeafStream(sys.stderr) if sys.stderr else None
+        self._console: Console | None = None
+        """Of a terminal with a live line. Only then: importing rich costs as much as fetching a hundred pages."""
         self._logger = Logger(self._print, is_json=log_format == "json", least=Level(log_level))
         if self._logger.is_json:
             logging.getLogger().addHandler(FromLibraries(self._logger))
@@ -129,7 +128,11 @@ class Running:
         self._logger(text)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        if self._console is not None:
+            self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        elif self._stream is not None:
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
     def tell(self, text: str) -> None:
         """Say what is good to know: nothing with --quiet."""
@@ -246,14 +249,19 @@ class Running:
 
     async def _run_loops(self, supervisor: Supervisor, job: Job) -> str:
         """Run supervisor, feeders, progress and the watch over the server; return the supervisor's word."""
+        mode = self._progress_mode()
+        if mode == "live":
+            from rich.console import Console
+
+            self._console = Console(file=cast("IO[str]", self._stream), stderr=True)
         progress = Progress(
             job.crawl,
             self._console,
-            mode=self._progress_mode(),
+            mode=mode,
             pages_max=job.settings.pages_max,
             workers=lambda: _count_workers(supervisor),
             write=self._write,
-            say=self._logger if self._logger.is_json else None,
+            say=self._logger if self._logger.is_json else self._print,
         )
         main = asyncio.create_task(supervisor.run(), name="supervisor")
         showing = asyncio.create_task(progress.run(self._stop_progress), name="progress")
@@ -281,7 +289,8 @@ class Running:
             return "none"
         if self._is_json:
             return "json"
-        return "live" if self._console.is_terminal and not self._logger.is_json else "lines"
+        is_terminal = self._stream is not None and self._stream.isatty()
+        return "live" if is_terminal and not self._logger.is_json else "lines"
 
     async def _sum_up(self, run: Run, job: Job) -> ExitCode:
         if run.word == "GONE":
@@ -297,6 +306,8 @@ class Running:
         elif not self._is_quiet:
             self._write("\n".join(summary_lines(run, status)))
         if run.word == "UNBALANCED":
+            from streamcrawl.ops.audit import audit  # a crawl that ends as it should does without
+
             for fault in (await audit(job.crawl)).faults:
                 self.log(Said.error(f"streamcrawl: {fault}"))
         return exit_code(run.word, status)

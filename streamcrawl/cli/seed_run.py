@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -61,8 +60,7 @@ LOOK_S: Final = 0.25
 """Between two updates of the line on a terminal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedOptions:
+class SeedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What was typed."""
 
     name: str
@@ -75,7 +73,7 @@ class SeedOptions:
     is_quiet: bool = False
     log_format: str = "console"
     log_level: str = "info"
-    settings: dict[str, Given] = field(default_factory=dict)
+    settings: dict[str, Given] = msgspec.field(default_factory=dict)
     """What was given by option, environment or file."""
     place: tuple[str, ...] = ()
     """The options that say where the crawl is kept, as they must be typed again."""
@@ -214,9 +212,11 @@ class _Seeding:
 
     def _tell_of_outputs(self, paths: list[str]) -> None:
         for given in self._options.outputs:
-            place = read_target(given).place
-            if place not in paths:
-                self.log(f"-o {place} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
+            target = read_target(given)
+            if target.place not in paths:
+                # As it was typed, but for what may have a password in it.
+                shown = given if target.path is not None else target.place
+                self.log(f"-o {shown} is left out: crawl {self._options.name} writes to {', '.join(paths)}")
 
     async def _create(self, store: Store, lines: SeedLines) -> tuple[Shards, Settings]:
         options = self._options

@@ -10,12 +10,14 @@ as counted). Start at `audit`; a fault is one line with both figures.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from streamcrawl.errors import CrawlGone
 from streamcrawl.ops.status import stored_settings
 from streamcrawl.rules.politeness import Refusal
+from streamcrawl.rules.revisit import Found
 from streamcrawl.rules.sitemaps import Flaw, Listed
 from streamcrawl.rules.task import Kind
 from streamcrawl.rules.traps import LeftOut
@@ -39,6 +41,7 @@ SETTLE_S: Final = 0.2
 _STATES: Final = ("queued", "streamed", "delayed", "dead", "done", "dropped")
 _LINKS_LEFT_OUT: Final = frozenset(f"links.{reason}" for reason in (*LeftOut, *Listed))
 _THROTTLED: Final = frozenset(f"throttled.{refusal}" for refusal in Refusal)
+_VISITS: Final = frozenset(f"{Kind.PAGE}.visits.{found}" for found in Found)
 _FLAWS: Final = frozenset(f"{Kind.SITEMAP}.flawed.{flaw}" for flaw in Flaw)
 """Links that never became tasks: no other figure depends on them, so their names are all there is to check."""
 _LOOKS_MAX: Final = 5
@@ -48,17 +51,16 @@ _FIRST_ONLY: Final = ("feeders", "grants")
 """Keys that only the first shard has."""
 
 
-@dataclass(slots=True)
-class AuditReport:
+class AuditReport(msgspec.Struct):
     """What was compared, and what does not fit."""
 
     shards: int = 1
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    faults: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
     """What could not be compared, and why."""
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
     """Of all shards together."""
-    lines: list[str] = field(default_factory=list)
+    lines: list[str] = msgspec.field(default_factory=list)
     """Lines of the counts: page, robots, sitemap, each output and each stage."""
     hosts: int = 0
     keys: int = 0
@@ -185,6 +187,9 @@ async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
     keys = crawl.first.keys
     for look in range(_LOOKS_MAX):
         states = await _states(crawl, "epoch", "schema", "identity", "sinks", "version", "stages")
+        for state in states:
+            # Two versions of a program may have told theirs at the same time, to each shard in another order.
+            state[-1] = ",".join(sorted(state[-1].split(",")))
         # A change of settings, and the opening of a crawl, go from shard to shard.
         if all(state == states[0] for state in states):
             break
@@ -264,8 +269,7 @@ class _HostRow(NamedTuple):
     in_given_up: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     """One answer of audit.lua."""
 
     totals: dict[str, int]
@@ -444,6 +448,8 @@ class _ShardAudit:
                 self._fault(f"totals: {name} is no reason to leave a link out")
             if name.startswith("throttled.") and name not in _THROTTLED:
                 self._fault(f"totals: {name} is no refusal of a host")
+            if name.startswith("page.visits.") and name not in _VISITS:
+                self._fault(f"totals: {name} is nothing that a visit finds")
             if ".flawed." in name and name not in _FLAWS:
                 self._fault(f"totals: {name} is no flaw of a sitemap")
         seeds = total("seed.created") - total("seed.ended")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 QUEUED_MAX: Final = 200_000
 """Tasks of its host's queue that are searched: some 40 MB, a second."""
 DELAYED_MAX: Final = 200_000
+KEPT_MAX: Final = 200_000
+"""Pages that wait for their next visit, of all hosts."""
 DEAD_MAX: Final = 20_000
 """Newest dead letters that are searched."""
 _PER_CALL: Final = 1000
@@ -50,20 +51,18 @@ _LOOKS_MAX: Final = 3
 _GLOB: Final = re.compile(r"([\[\]\\?*^])")
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """Where the task of a URL is."""
 
     place: str
-    """queued, waiting (in the stream), in hand, delayed, dead, or '' for nowhere."""
+    """queued, waiting (in the stream), in hand, delayed, dead, kept (for its next visit), or '' for nowhere."""
     words: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    searched: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
+    searched: list[str] = msgspec.field(default_factory=list)
     """Where the search ended at its bound."""
 
 
-@dataclass(slots=True)
-class Explanation:
+class Explanation(msgspec.Struct):
     """What is known of one URL."""
 
     typed: str
@@ -208,6 +207,7 @@ async def _find(frontier: Frontier, url: str, page: HostPage, kind: Kind) -> Fou
         or await _delayed(frontier, page, path, kind, searched)
         or await _queued(frontier, page, path, kind, searched)
         or await _dead(frontier, page, url, kind, searched)
+        or await _kept(frontier, page, path, kind, searched)
         or Found("")
     )
     found.searched = searched if not found.place else []
@@ -292,6 +292,36 @@ async def _dead(frontier: Frontier, page: HostPage, url: str, kind: Kind, search
                 searched.append(f"the newest {looked:,} dead letters")
                 return None
     return None
+
+
+async def _kept(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
+    start = f"{page.key}|{msgspec.json.encode(kind.value).decode()},{msgspec.json.encode(path).decode()},"
+    pattern = "?|" + _GLOB.sub(r"\\\1", start) + "*"
+    looked, cursor = 0, 0
+    while True:
+        async with frontier.client.pipeline(transaction=False) as pipe:
+            pipe.zscan(frontier.keys.revisits, cursor, match=pattern, count=_PER_CALL)
+            pipe.time()
+            with mapped_errors():
+                (cursor, rows), (seconds, micros) = await pipe.execute()
+        for member, due_ms in rows:
+            level, host, rest = member.split(b"|", 2)
+            task = _decoded(host.decode(), level.decode(), b"[0,0," + rest)
+            if task is not None and task.again is not None:
+                # By the wall clock, as revisit.lua: pages change while nobody works, too.
+                due_in_ms = int(due_ms) - (seconds * 1000 + micros // 1000)
+                when = f"in {span(due_in_ms)}" if due_in_ms > 0 else "now"
+                facts = {"due_in_ms": due_in_ms, "interval_ms": task.again.interval_ms, "depth": task.depth}
+                interval = span(task.again.interval_ms)
+                return Found(
+                    "kept", f"fetched, and due to be visited again {when}, {interval} after its last visit", facts
+                )
+        looked += _PER_CALL
+        if not cursor:
+            return None
+        if looked >= KEPT_MAX:
+            searched.append(f"{looked:,} pages that are to be visited again")
+            return None
 
 
 def _is_of(host: str, level: str, stored: bytes, path: str, kind: Kind) -> bool:

@@ -13,9 +13,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from prometheus_client import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
@@ -75,6 +75,7 @@ _COUNTERS: Final = (
     ("retried", "Tried again, with the attempt counted"),
     ("unanswered", "Put back because the host did not answer"),
     ("replayed", "Dead letters sent again"),
+    ("revisited", "Created because a page was due to be visited again"),
     ("crashed", "In the hands of a process that died, and put back"),
     ("lease_lost", "Commits that came too late and wrote nothing"),
 )
@@ -84,8 +85,7 @@ _Which = tuple[str, str, str]
 """Stage, kind and reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What one look found."""
 
     at_s: float
@@ -93,14 +93,13 @@ class Look:
     took_s: float
     error: str
     """Why Redis did not answer; '' when it did."""
-    server: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = msgspec.field(default_factory=dict)
     """INFO of memory and persistence."""
-    crawls: list[CrawlLook] = field(default_factory=list)
+    crawls: list[CrawlLook] = msgspec.field(default_factory=list)
     crawls_in_all: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CrawlLook:
+class CrawlLook(msgspec.Struct, frozen=True):
     status: Status
     imbalance: dict[tuple[str, str], int]
     """Stage and check -> by how much the figures differ."""

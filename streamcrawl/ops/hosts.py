@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -78,8 +77,7 @@ class Circuit(StrEnum):
     """One fetch at a time, to see whether it is back."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostFields:
+class HostFields(msgspec.Struct, frozen=True):
     """The hash of one host (_hosts.lua); times are crawl time in ms."""
 
     queued: int = 0
@@ -108,9 +106,9 @@ class HostFields:
         found: dict[str, Any] = {}
         for name, value in stored.items():
             text = name.decode("utf-8", "replace")
-            if text in cls.__dataclass_fields__:
-                is_text = cls.__dataclass_fields__[text].type == "str"
-                found[text] = value.decode("utf-8", "replace") if is_text else int(float(value))
+            kind = cls.__annotations__.get(text)
+            if kind is not None:
+                found[text] = value.decode("utf-8", "replace") if kind == "str" else int(float(value))
         return cls(**found)
 
     def delay_in_force(self, state: ShardState) -> tuple[int, DelayReason]:
@@ -140,8 +138,7 @@ class InFlight(NamedTuple):
     idle_ms: int
 
 
-@dataclass(slots=True)
-class HostPage:
+class HostPage(msgspec.Struct):
     """One host at one moment."""
 
     key: str
@@ -149,7 +146,7 @@ class HostPage:
     is_known: bool
     fields: HostFields
     state: ShardState
-    queued: dict[str, int] = field(default_factory=dict)
+    queued: dict[str, int] = msgspec.field(default_factory=dict)
     """Tasks by level, as the lists have them."""
     scheduled_ms: int | None = None
     """Its place in the schedule, crawl time; None when it has none."""
@@ -161,8 +158,8 @@ class HostPage:
     """What its stored robots.txt says of it, in words."""
     robots_text: str | None = None
     """The stored file; None when there is none."""
-    in_flight: list[InFlight] = field(default_factory=list)
-    dead: dict[str, int] = field(default_factory=dict)
+    in_flight: list[InFlight] = msgspec.field(default_factory=list)
+    dead: dict[str, int] = msgspec.field(default_factory=dict)
     """Its dead letters by reason, among the newest `letters_looked`."""
     letters_looked: int = 0
 
@@ -259,17 +256,16 @@ class HostRow(NamedTuple):
     delay_reason: DelayReason = DelayReason.CRAWL
 
 
-@dataclass(slots=True)
-class HostList:
+class HostList(msgspec.Struct):
     """Hosts that stand out, each list to a bound; the counts beside them are of all."""
 
-    blocked: list[HostRow] = field(default_factory=list)
+    blocked: list[HostRow] = msgspec.field(default_factory=list)
     blocked_count: int = 0
-    failing: list[HostRow] = field(default_factory=list)
+    failing: list[HostRow] = msgspec.field(default_factory=list)
     failing_count: int = 0
-    given_up: list[HostRow] = field(default_factory=list)
+    given_up: list[HostRow] = msgspec.field(default_factory=list)
     """As far as the newest dead letters name them."""
-    largest: list[HostRow] = field(default_factory=list)
+    largest: list[HostRow] = msgspec.field(default_factory=list)
     """With most queued, among those that were looked at."""
     looked: int = 0
     scheduled: int = 0

@@ -7,7 +7,6 @@ it finds its lease lost. Nothing is taken from a worker that is alive unless tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -75,8 +74,7 @@ class Row(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Which:
+class Which(msgspec.Struct, frozen=True):
     """Which rows; every part that is given must hold."""
 
     stage: str | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -36,8 +35,7 @@ ENTRIES_MAX: Final = 1000
 """Entries of the fetch streams that are looked at for their hosts: what dispatch lets into them for eight processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """Figures of one moment; counts are of pages."""
 
     at_s: float
@@ -102,24 +100,24 @@ class Progress:
     def __init__(
         self,
         crawl: Shards,
-        console: Console,
+        console: Console | None,
         *,
         mode: str,
         pages_max: int | None,
         workers: Callable[[], tuple[int, int]],
         write: Callable[[str], None],
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None],
     ) -> None:
         """Prepare the display.
 
         Args:
             crawl: All shards of it.
-            console: Of standard error.
+            console: Of standard error, for `live`; None for the others.
             mode: `live`, `lines`, `json` (on standard output) or `none`.
             pages_max: The budget, for the estimate; None without one.
             workers: Returns fetch processes and busy slots of this machine.
             write: Writes one line to standard output.
-            say: Gets the `lines` instead of the console.
+            say: Gets the `lines`.
         """
         self._crawl = crawl
         self._console = console
@@ -134,7 +132,7 @@ class Progress:
         """Show figures until `stop` is set."""
         if self._mode == "none":
             return
-        if self._mode == "live":
+        if self._console is not None:
             from rich.live import Live
             from rich.text import Text
 
@@ -150,10 +148,8 @@ class Progress:
             if await self._sample():
                 if self._mode == "json":
                     self._write(msgspec.json.encode(self.figures()).decode())
-                elif self._say is not None:
-                    self._say(self.line())
                 else:
-                    self._console.print(self.line(), highlight=False, soft_wrap=True)
+                    self._say(self.line())
 
     async def _sample(self) -> bool:
         entries_max = max(1, ENTRIES_MAX // len(self._crawl))

@@ -7,8 +7,9 @@ ends in between leaves a queue that is only turned. Start at `tasks_of` and `pur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from streamcrawl.errors import CodecError
 from streamcrawl.ops.hosts import LEVEL_NAMES
@@ -55,8 +56,7 @@ class Queued(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """Which queued tasks; every part that is given must hold."""
 
     hosts: tuple[str, ...] = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
@@ -30,14 +29,13 @@ IDLE_MAX_S: Final = 75.0
 """A connection on which nothing was asked for so long is closed: Prometheus asks every 15 to 60 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An answer, text unless it says otherwise."""
 
     text: str | bytes
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def json(cls, document: Any, status: int = 200) -> Reply:

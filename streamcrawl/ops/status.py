@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
@@ -61,8 +61,7 @@ STOPS: Final = {
 """Why dispatch stopped by itself, and what would mend it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Brake:
+class Brake(msgspec.Struct, frozen=True):
     """Something that keeps tasks from being dispatched."""
 
     word: str
@@ -73,8 +72,7 @@ class Brake:
     """How long it has lasted; None when that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatus:
+class StageStatus(msgspec.Struct, frozen=True):
     """One work stream, over all shards."""
 
     stage: str
@@ -109,8 +107,7 @@ class StageStatus:
         return self.kind == STAGE and not self.slots and bool(self.waiting or self.pending or self.delayed)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(msgspec.Struct, frozen=True):
     consumer: str
     slots: int
     """Entries it fetches at a time; 0 for the writer of an output."""
@@ -126,8 +123,7 @@ class WorkerStatus:
     """What it works at; '' when it does not say."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkStatus:
+class SinkStatus(msgspec.Struct, frozen=True):
     name: str
     path: str
     """As given with -o; '' when the crawl was not started by the command line."""
@@ -140,8 +136,7 @@ class SinkStatus:
     """Of the records in its stream, those that are being written included."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeederStatus:
+class FeederStatus(msgspec.Struct, frozen=True):
     """Somebody who offers seeds."""
 
     name: str
@@ -152,8 +147,7 @@ class FeederStatus:
     """Since its last sign; None when it left before it was done."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostStatus:
+class HostStatus(msgspec.Struct, frozen=True):
     """A host by name. Failing: since its first failure in a row. Given up, blocked: since then."""
 
     host: str
@@ -164,8 +158,7 @@ class HostStatus:
     for_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     url: str
     reason: str
     error: str
@@ -173,8 +166,7 @@ class DeadLetter:
     died_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardStatus:
+class ShardStatus(msgspec.Struct, frozen=True):
     """One shard; counts are of pages."""
 
     shard: int
@@ -193,8 +185,7 @@ class ShardStatus:
     throttled: str
 
 
-@dataclass(slots=True)
-class Status:
+class Status(msgspec.Struct):
     """One crawl at one moment, over all its shards; counts are of pages unless their name says otherwise."""
 
     name: str
@@ -205,12 +196,12 @@ class Status:
     """Why dispatch stopped (FRONTIER_FULL, MEMORY_FULL, …), in one shard at least; '' while it has not."""
     throttled: str = ""
     """Outputs and stages that are over their mark, with commas between; '' when none is."""
-    brakes: list[Brake] = field(default_factory=list)
+    brakes: list[Brake] = msgspec.field(default_factory=list)
     """All that keeps tasks from being dispatched, with what would mend it."""
-    held_ms: dict[str, int] = field(default_factory=dict)
+    held_ms: dict[str, int] = msgspec.field(default_factory=dict)
     """How long it was kept from that, in all, by word: paused, frontier_full, memory_full, full:<stage>. Of several
     shards the one that was held longest."""
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
     """Every counter, `page.done` and so on: keys.py, `totals`."""
     pages_per_s: float | None = None
     """Done, over the last half minute or so; None when that is not known: nobody beats, or not for long enough."""
@@ -221,7 +212,7 @@ class Status:
     streamed: int = 0
     """Entries of the fetch stream, of which `pending` are in the hands of workers."""
     pending: int = 0
-    stages: list[StageStatus] = field(default_factory=list)
+    stages: list[StageStatus] = msgspec.field(default_factory=list)
     hosts_scheduled: int = 0
     hosts_due: int = 0
     """Of these, how many may be fetched from now."""
@@ -230,25 +221,29 @@ class Status:
     """Given up, or over their page budget, and their queues not emptied yet."""
     hosts_given_up: int = 0
     hosts_blocked: int = 0
-    failing: list[HostStatus] = field(default_factory=list)
+    failing: list[HostStatus] = msgspec.field(default_factory=list)
     """At most HOSTS_NAMED_MAX, those that have failed longest first; `given_up` and `blocked` likewise."""
-    given_up: list[str] = field(default_factory=list)
-    blocked: list[HostStatus] = field(default_factory=list)
+    given_up: list[str] = msgspec.field(default_factory=list)
+    blocked: list[HostStatus] = msgspec.field(default_factory=list)
     hosts_sampled: int = 0
-    top_hosts: list[HostStatus] = field(default_factory=list)
+    top_hosts: list[HostStatus] = msgspec.field(default_factory=list)
     """Of `hosts_sampled` hosts drawn by chance, those with most in their queues."""
     dead_letters: int = 0
-    newest_dead: list[DeadLetter] = field(default_factory=list)
+    newest_dead: list[DeadLetter] = msgspec.field(default_factory=list)
     """Newest first, at most DEAD_NAMED_MAX."""
     seen: int = 0
     seeds_left: int = 0
     """Seeds that are not ended yet."""
-    feeders: list[FeederStatus] = field(default_factory=list)
+    feeders: list[FeederStatus] = msgspec.field(default_factory=list)
     slots: int = 0
     """Of all live workers."""
     lease_ms: int = LEASE_MS
-    workers: list[WorkerStatus] = field(default_factory=list)
-    sinks: list[SinkStatus] = field(default_factory=list)
+    revisits: int = 0
+    """Pages that are to be visited again, none of them queued."""
+    next_revisit_ms: int | None = None
+    """Until the first of them is due; None when there are none, or the crawl visits none again by now."""
+    workers: list[WorkerStatus] = msgspec.field(default_factory=list)
+    sinks: list[SinkStatus] = msgspec.field(default_factory=list)
     version: int = 0
     """Of the settings."""
     memory_bytes: int = 0
@@ -257,7 +252,7 @@ class Status:
     """Limit of the server, or that of the crawl when it is lower; 0 when there is none."""
     memory_mark_bytes: int = 0
     """Above it nothing is dispatched; 0 when there is none."""
-    shards: list[ShardStatus] = field(default_factory=list)
+    shards: list[ShardStatus] = msgspec.field(default_factory=list)
 
     def lives(self, worker: WorkerStatus) -> bool:
         """Return whether a worker has beaten of late."""
@@ -386,6 +381,9 @@ async def read_status(client: Redis, name: str) -> Status:
     limits = (int(memory["maxmemory"]), int(given.get("memory_max_bytes") or 0))
     status.memory_max_bytes = min(filter(None, limits), default=0)
     status.memory_mark_bytes = int(MEMORY_MARK * status.memory_max_bytes)
+    status.revisits = sum(shard.answers["revisits"] for shard in shards)
+    firsts = [int(score) for shard in shards for _, score in shard.answers["next_revisit"]]
+    status.next_revisit_ms = max(0, min(firsts) - now_ms) if firsts and given.get("revisit_ms") else None
     status.workers = _workers(shards, now_ms)
     status.slots = sum(worker.slots for worker in status.workers if status.lives(worker) and worker.role != STAGE)
     marks = _marks(status.slots, given, stages)
@@ -486,6 +484,8 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
         "given_up": lambda pipe, keys: pipe.zrange(keys.given_up, 0, most, withscores=True),
         "blocked": lambda pipe, keys: pipe.zrange(keys.blocked, 0, most, withscores=True),
         "sample": lambda pipe, keys: pipe.zrandmember(keys.schedule, sampled),
+        "revisits": lambda pipe, keys: pipe.zcard(keys.revisits),
+        "next_revisit": lambda pipe, keys: pipe.zrange(keys.revisits, 0, 0, withscores=True),
         "dead": lambda pipe, keys: pipe.xlen(keys.dead),
         "newest": lambda pipe, keys: pipe.xrevrange(keys.dead, count=DEAD_NAMED_MAX),
     }
@@ -544,13 +544,12 @@ def _stream(keys: Keys, stage: tuple[str, str], answers: Iterator[Any]) -> _Stre
     return _Stream(key, length, group["pending"], group["last-delivered-id"].decode(), oldest)
 
 
-@dataclass(slots=True)
-class _Details:
+class _Details(msgspec.Struct):
     """What takes a second question, by stream or by host."""
 
-    oldest: dict[str, str] = field(default_factory=dict)
+    oldest: dict[str, str] = msgspec.field(default_factory=dict)
     """Key of a stream -> id of the entry that waits longest."""
-    hosts: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    hosts: dict[str, tuple[int, str, int]] = msgspec.field(default_factory=dict)
     """Host key -> what is queued, how it fails, and until when it is left alone (crawl time, ms)."""
     hosts_due: int = 0
 
@@ -911,6 +910,7 @@ def status_lines(status: Status) -> list[str]:
         ("links left out", reasons(status.links_left_out())),
         ("refusals", reasons(status.refusals())),
         *([("sitemaps", _sitemaps_text(status))] if status.sitemap("created") else []),
+        *([("visits", _visits_text(status))] if status.revisits or status.page("revisited") else []),
         ("URLs seen", number(status.seen)),
         ("seeds", f"{number(status.seeds_left)} not ended" + ("" if status.is_closed else ", more may come")),
     ]
@@ -955,6 +955,20 @@ def _sitemaps_text(status: Status) -> str:
     )
 
 
+def _visits_text(status: Status) -> str:
+    found = {
+        word.removeprefix("page.visits."): n for word, n in status.totals.items() if word.startswith("page.visits.")
+    }
+    text = f"{counted(status.revisits, 'page')} to be fetched again"
+    if status.next_revisit_ms is not None:
+        text += f", the first {_in_time(status.next_revisit_ms)}"
+    return text + f"; found so far: {reasons(dict(sorted(found.items(), key=lambda pair: -pair[1])))}"
+
+
+def _in_time(ms: int) -> str:
+    return f"in {span(ms)}" if ms >= 1000 else "now"
+
+
 def condition(status: Status) -> str:
     """Return in some words what state the crawl is in."""
     words = []
@@ -964,7 +978,9 @@ def condition(status: Status) -> str:
         words.append(f"stopped ({status.stopped})")
     if status.throttled:
         words.append(f"throttled by {status.throttled}")
-    if status.is_complete:
+    if status.is_complete and status.next_revisit_ms is not None:
+        words.append(f"all fetched, the next page is due {_in_time(status.next_revisit_ms)}")
+    elif status.is_complete:
         words.append("complete but for what blocked hosts keep" if status.queued else "complete")
     elif status.queued + status.under_way:
         words.append("at work" if status.is_alive else "at rest, no worker is alive")

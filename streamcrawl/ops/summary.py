@@ -5,8 +5,9 @@ Pure: built from a `Status` (ops/status.py) and the word with which the supervis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import clock
@@ -28,8 +29,7 @@ _ENDINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """What this run of the crawl did, beside what the store has."""
 
     word: str

@@ -11,11 +11,12 @@ addresses of their metadata services.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from streamcrawl.rules.urls import hostname_of
 
@@ -144,8 +145,7 @@ def literal_of(hostname: str) -> tuple[str, ...]:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(msgspec.Struct, frozen=True):
     """What a crawl may reach beyond the public internet, because it was started there.
 
     A seed that is such an address itself, or `localhost`, may always be reached: this address with this port. When no

@@ -18,7 +18,7 @@ import msgspec
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from streamcrawl.rules.charset import codec_of, decode_body
-from streamcrawl.rules.urls import canonical_url, resolved, split_url
+from streamcrawl.rules.urls import canonical_url, split_url
 
 TITLE_MAX_CHARS: Final = 1000
 BASE_MAX_CHARS: Final = 2083
@@ -36,6 +36,8 @@ _SECONDS_DIGITS_MAX: Final = 9
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 _REMEMBERED_MAX_CHARS: Final = 512
 """Longer references are resolved each time: thousands of `data:` URLs of 100 kB, remembered, would fill the memory."""
+REMEMBERED_MAX: Final = 16_384
+"""References and folders; about 5 MB."""
 _QUERY_SAFE: Final = "@[\\]^`{|}"
 """What the query percent-encode set leaves alone and urllib would not, but `&#;`: they may come from a reference."""
 
@@ -144,6 +146,44 @@ def _is_in_noscript(node: LexborNode) -> bool:
     return False
 
 
+class KnownLinks:
+    """What references were resolved to, by the part of the base that they depend on: the root, or a folder.
+
+    One look at a dict instead of finding out first what a reference depends on: half of what a known link costs.
+    """
+
+    def __init__(self) -> None:
+        self._by_base: dict[str, dict[str, str]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, base: str) -> dict[str, str]:
+        """Return the links of references that depend on this base alone; '' for one that is no link."""
+        known = self._by_base.get(base)
+        if known is None:
+            self._make_room()
+            known = self._by_base[base] = {}
+        return known
+
+    def resolve(self, reference: str, base: str, known: dict[str, str]) -> str | None:
+        """Return the link and remember it in `known`, which `of` gave."""
+        link = canonical_url(reference, base)
+        self._make_room()
+        known[reference] = link or ""  # `javascript:` and the like stand in every menu
+        return link
+
+    def _make_room(self) -> None:
+        if self._count >= REMEMBERED_MAX:
+            self._by_base.clear()  # what is in use is known again within a page
+            self._count = 0
+        self._count += 1
+
+
+KNOWN: Final = KnownLinks()
+
+
 def _resolve(
     references: dict[str, None], url: str, base: str, charset: str | None, links_max: int
 ) -> tuple[tuple[str, ...], int]:
@@ -151,6 +191,8 @@ def _resolve(
     query_codec = _query_codec(charset)
     host, path = split_url(base)
     root, folder = host + "/", host + path.partition("?")[0].rpartition("/")[0] + "/"
+    # Apart even where the folder is the root: `x` of a page there must not be taken for the `x` of another folder.
+    in_folder, in_root = KNOWN.of(folder), KNOWN.of(host)
     links: dict[str, None] = {}
     links_cut = 0
     for position, reference in enumerate(references):
@@ -161,13 +203,20 @@ def _resolve(
             reference = _encode_query(reference, query_codec)
         # A site's pages repeat their navigation: read against as little of the base as counts, most references have
         # been resolved before (a fifth of a page's parse time, 2026-11-30).
+        link = in_folder.get(reference)
+        if link is None:
+            link = in_root.get(reference)
+        if link is not None:
+            if link and link != url:
+                links[link] = None
+            continue
         first, second = reference[:1], reference[1:2]
         if len(reference) + len(folder) > _REMEMBERED_MAX_CHARS:
             link = canonical_url(reference, base)
         elif first == "/" and second not in ("/", "\\"):
-            link = resolved(reference, root)
+            link = KNOWN.resolve(reference, root, in_root)
         elif first.isalnum() or first == ".":
-            link = resolved(reference, folder)
+            link = KNOWN.resolve(reference, folder, in_folder)
         else:
             link = canonical_url(reference, base)
         if link is not None and link != url:

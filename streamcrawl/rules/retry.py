@@ -10,9 +10,10 @@ in Exponential Backoff And Jitter (AWS Architecture Blog, 2015): tasks that fail
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from streamcrawl.rules.politeness import refusal_of
 
@@ -35,8 +36,7 @@ class Verdict(StrEnum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     """The settings these decisions need."""
 
     attempts_max: int
@@ -49,8 +49,7 @@ class RetryPolicy:
         return cls(settings.attempts_max, settings.retry_base_ms, settings.retry_max_ms, settings.retry_after_max_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """A verdict with what is needed to carry it out."""
 
     verdict: Verdict

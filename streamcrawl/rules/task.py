@@ -68,6 +68,20 @@ class DropReason(StrEnum):
     """At the URL of a sitemap there is none: a 404, or a page."""
     HANDLER = "handler"
     """The user's handler raised Drop."""
+    UNAVAILABLE = "unavailable"
+    """Fetched before, and not to be had this time: it is asked for again after its interval."""
+
+
+class LastVisit(msgspec.Struct, frozen=True, array_like=True, tag="again", forbid_unknown_fields=True):
+    """What the last visit of a page found, carried by the task of the next one (rules/revisit.py)."""
+
+    interval_ms: int
+    """How long it was left alone."""
+    digest: str = ""
+    """Of its content, hexadecimal."""
+    etag: str = ""
+    modified: str = ""
+    """Its Last-Modified as the host wrote it: compared there by the letter."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -110,6 +124,8 @@ class CrawlTask(msgspec.Struct, frozen=True, kw_only=True):
     """Of a sitemap: the indexes above it."""
     ask: Ask = NO_ASK
     """What a program asked for beside the URL."""
+    again: LastVisit | None = None
+    """Of a page that was fetched before. Scripts read it too (`visit_again` in _hosts.lua): the last field."""
 
     @property
     def url(self) -> str:
@@ -137,10 +153,11 @@ class _Stored(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     modified_s: int = 0
     nesting: int = 0
     ask: Ask = NO_ASK
+    again: LastVisit | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Stored)
-_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, NO_ASK)
+_DEFAULTS: Final[tuple[Any, ...]] = (Kind.PAGE.value, "/", 0, 1, "", [], 0, 0, NO_ASK, None)
 _SHORTEST: Final = 3
 """Fields of the rest that are always written: kind, path and depth."""
 
@@ -177,6 +194,7 @@ def encode_rest(task: CrawlTask) -> bytes:
         task.modified_s,
         task.nesting,
         task.ask,
+        task.again,
     ]
     while len(fields) > _SHORTEST and fields[-1] == _DEFAULTS[len(fields) - 1]:
         fields.pop()
@@ -210,6 +228,7 @@ def decode_task(host: str, level: str, stored: bytes) -> CrawlTask:
             modified_s=kept.modified_s,
             nesting=kept.nesting,
             ask=kept.ask,
+            again=kept.again,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         raise CodecError(f"stored task cannot be read ({error}): {stored[:120]!r}") from error

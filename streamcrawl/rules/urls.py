@@ -118,10 +118,6 @@ def _with_odd_labels(text: str, base: str | None) -> str | None:
     return None if url is None else url.replace(name, "xn--")
 
 
-resolved: Final = lru_cache(maxsize=16_384)(canonical_url)
-"""`canonical_url`, remembering its latest answers; about 5 MB when full."""
-
-
 class Canonicalizer:
     """Gives a canonical URL the form by which one crawl knows it; the same in every process with the same settings.
 

@@ -23,6 +23,8 @@ GROUP_BYTES: Final = 16_000_000
 COLUMNS_MAX: Final = 1000
 """Beyond these the fields of items share one column: names that are made up would otherwise be columns without end."""
 _INT64: Final = 2**63
+_EXACT: Final = 2**53
+"""Up to here a float holds every whole number."""
 
 
 def convert(journal: Path, target: Path) -> None:
@@ -104,7 +106,7 @@ def _item_columns(pa: Any, journal: Path) -> list[_Column]:
                 has_more = True
             else:
                 kinds[name] = _merged(kinds.get(name, ""), _kind(value))
-    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    types = {"int": pa.int64(), "large": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
     columns = [
         _Column(pa.field(name, types.get(kind, pa.string())), _json_getter(name) if kind == "json" else _getter(name))
         for name, kind in kinds.items()
@@ -125,7 +127,9 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "int" if -_INT64 <= value < _INT64 else "json"
+        if -_EXACT <= value <= _EXACT:
+            return "int"
+        return "large" if -_INT64 <= value < _INT64 else "json"
     return {float: "float", str: "text"}.get(type(value), "json")
 
 
@@ -135,6 +139,9 @@ def _merged(one: str, other: str) -> str:
         return one
     if not one:
         return other
+    if {one, other} == {"int", "large"}:
+        return "large"
+    # Not of a large one: pyarrow refuses it as a float, and the part could never be finished.
     return "float" if {one, other} == {"int", "float"} else "json"
 
 

@@ -55,6 +55,8 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("pages_max", "pages_max"),
     ("pages_per_host_max", "pages_per_host_max"),
     ("frontier_max", "frontier_max"),
+    ("revisit_ms", "revisit_ms"),
+    ("one_round", "one_round"),
     ("seeds_max", "seeds_waiting_max"),
     ("sink_max", "sink_waiting_max"),
     ("sink_max_bytes", "sink_max_bytes"),
@@ -72,7 +74,9 @@ _STR32: Final = struct.Struct(">BI").pack
 """Head of a msgpack string. Records of archives are no UTF-8, and the reader inside Redis 7.0 does not know `bin`."""
 _SINK: Final = re.compile(r"^(?!(page|robots|sitemap|seed|links)(\.|$))[A-Za-z0-9._-]+$")
 """Part of a key and of the names of counters, where it must not meet those of the lines of tasks."""
-_TAKEN: Final = frozenset({"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed"})
+_TAKEN: Final = frozenset(
+    {"page", "robots", "sitemap", "seed", "links", "fetch", "reclaimed", "throttled", "supervisor"}
+)
 _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
 """Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
@@ -87,8 +91,7 @@ def stage_stream(stage: str) -> str:
     return f"stream:{stage}"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry as read from a work stream of one shard; ids are unique within their shard only."""
 
     id: str
@@ -101,11 +104,10 @@ class Entry:
         return self.shard, self.id
 
 
-@dataclass(slots=True)
-class Links:
+class Links(msgspec.Struct):
     """Links in the form that scripts take, flat: fingerprint, host key, level, rest, …"""
 
-    flat: list[str | bytes] = field(default_factory=list)
+    flat: list[str | bytes] = msgspec.field(default_factory=list)
 
     def add(self, task: CrawlTask, fp: int | None = None) -> None:
         """Add one task to offer; `fp` is its fingerprint when it is not that of its URL, as of a sitemap
@@ -222,8 +224,7 @@ def _as_text(values: Sequence[Any]) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else value for value in values]
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True):
     moved: int
     next_ms: int
     """Until the next host is due; 0 when work is due already, -1 when nothing is scheduled."""
@@ -267,18 +268,16 @@ class Allowance(NamedTuple):
     used: int
     """Pages done or under way."""
     queued: int
-    """Pages that wait; 0 when none of them can be had."""
+    """Tasks that wait, sitemaps and robots.txt among them; 0 when none of them can be had."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True):
     words: list[str]
     """DONE, LEASE_LOST, RESTARTED or INVALID for each commit, in order."""
     dispatched: Dispatched
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(msgspec.Struct, frozen=True):
     """What one worker reports: `slots` -1 says that it has left."""
 
     consumer: str
@@ -435,6 +434,12 @@ class Frontier:
     async def due(self, limit: int = 100) -> tuple[int, int]:
         """Move due tasks back to their queues; returns how many, and ms to the next (0: more now, -1: none)."""
         answer = await self._run("due", self.epoch, limit)
+        return answer[1], answer[2]
+
+    async def revisit(self, limit: int = 100) -> tuple[int, int]:
+        """Make tasks of pages that are due to be visited again; returns how many, and ms to the next (0: more now, -1:
+        none, or none may be made now)."""
+        answer = await self._run("revisit", self.epoch, limit)
         return answer[1], answer[2]
 
     async def give_up(self, *, after_ms: int, idle_ms: int, limit: int = 500) -> tuple[int, int, int]:

@@ -38,6 +38,7 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^host:.+$", "host", "hash", True),
         (r"^schedule$", "schedule", "zset", True),
         (r"^delayed$", "delayed", "zset", True),
+        (r"^revisits$", "revisits", "zset", True),
         (r"^failing$", "failing", "zset", True),
         (r"^giving_up$", "giving_up", "zset", True),
         (r"^given_up$", "given_up", "zset", True),
@@ -87,6 +88,8 @@ class Keys:
         self.totals: Final = self.prefix + "totals"
         self.schedule: Final = self.prefix + "schedule"
         self.delayed: Final = self.prefix + "delayed"
+        self.revisits: Final = self.prefix + "revisits"
+        """Pages that are to be visited again, by the wall clock."""
         self.failing: Final = self.prefix + "failing"
         self.giving_up: Final = self.prefix + "giving_up"
         self.given_up: Final = self.prefix + "given_up"

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from streamcrawl.errors import CodecError
+
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -52,5 +54,12 @@ def encode_exchanges(exchanges: list[Exchange]) -> bytes:
 
 
 def decode_exchanges(item: bytes) -> list[Exchange]:
-    """Return what `encode_exchanges` was given; it is of our own making, so its size is that of bodies with a cap."""
-    return _DECODE(zstd.decompress(item))
+    """Return what `encode_exchanges` was given; it is of our own making, so its size is that of bodies with a cap.
+
+    Raises:
+        CodecError: it is something else.
+    """
+    try:
+        return _DECODE(zstd.decompress(item))
+    except (zstd.ZstdError, msgspec.MsgspecError) as error:
+        raise CodecError(f"stored exchange cannot be read ({error}): {item[:120]!r}") from error

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 from binascii import crc32
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from streamcrawl.errors import StoreError
 from streamcrawl.rules.cdn import AddressGroups
@@ -32,8 +33,7 @@ TTL_SPARE_MS: Final = 5000
 """Over two timeouts of a fetch (a stale connection is tried twice) and the delay to its second hop."""
 
 
-@dataclass(slots=True)
-class Lease:
+class Lease(msgspec.Struct):
     """One fetch of an address, held until `AddressLeases.give_back`."""
 
     address: str
@@ -41,13 +41,12 @@ class Lease:
     is_held: bool = True
 
 
-@dataclass(slots=True)
-class _Desk:
+class _Desk(msgspec.Struct):
     """What waits for the next call to one shard."""
 
     frontier: Frontier
-    wanted: list[tuple[str, str, str, asyncio.Future[int]]] = field(default_factory=list)
-    given: list[tuple[str, str]] = field(default_factory=list)
+    wanted: list[tuple[str, str, str, asyncio.Future[int]]] = msgspec.field(default_factory=list)
+    given: list[tuple[str, str]] = msgspec.field(default_factory=list)
     running: asyncio.Task[None] | None = None
 
 

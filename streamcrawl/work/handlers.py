@@ -14,7 +14,6 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,12 +58,11 @@ class PageRecord(msgspec.Struct, frozen=True):
     fingerprint: str
 
 
-@dataclass(slots=True)
-class Handled:
+class Handled(msgspec.Struct):
     """What a handler gave: requests for the frontier, each with its canonical URL, and what is written of its items."""
 
-    requests: list[Request] = field(default_factory=list)
-    items: list[str | bytes] = field(default_factory=list)
+    requests: list[Request] = msgspec.field(default_factory=list)
+    items: list[str | bytes] = msgspec.field(default_factory=list)
     """Flat: stage or sink, record, …"""
 
 

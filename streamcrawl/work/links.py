@@ -41,6 +41,11 @@ class RecentlySeen:
         key = hash(url)
         return key in self._young or key in self._old
 
+    def unknown(self, urls: Iterable[str]) -> list[str]:
+        """Return the URLs that are not known to be seen, in their order."""
+        young, old = self._young, self._old
+        return [url for url in urls if (key := hash(url)) not in young and key not in old]
+
     def add_all(self, urls: Sequence[str]) -> None:
         """Remember URLs whose offer was answered; not before, or a lost offer would lose the page."""
         self._young.update(map(hash, urls))
@@ -94,8 +99,8 @@ class FollowedLinks:
         if circle is not None:
             left_out[LeftOut.REFRESH_LOOP.value] += 1
             circle = self.form(circle)
-        for link in forms:
-            if link == circle or link in self.seen or not self._is_followed(link, host, page_url, depth + 1, left_out):
+        for link in self.seen.unknown(forms):
+            if link == circle or not self._is_followed(link, host, page_url, depth + 1, left_out):
                 continue
             own, path = split_url(link)
             tasks.append(CrawlTask(host=own, path=path, depth=depth + 1, referrer=page_url))

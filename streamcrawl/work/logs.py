@@ -12,7 +12,6 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -80,8 +79,7 @@ def kind_of(text: str) -> str:
     return _VARIES.sub("#", text.partition("\n")[0][:300])
 
 
-@dataclass(slots=True)
-class _Heard:
+class _Heard(msgspec.Struct):
     """Messages of one kind."""
 
     since_s: float

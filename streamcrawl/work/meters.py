@@ -13,9 +13,10 @@ docs/metrics.md says what each figure means, and ops/metrics.py shows them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
 
 from streamcrawl.errors import fetch_error_kinds
 from streamcrawl.rules.task import Kind, Outcome
@@ -55,8 +56,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
 """The scripts that each role calls in its work."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Family:
+class Family(msgspec.Struct, frozen=True, eq=False):
     """One name with all of its label values."""
 
     name: str
@@ -68,7 +68,7 @@ class Family:
     labels: Mapping[str, tuple[str, ...]]
     bounds: tuple[float, ...] = ()
     """Upper ends of a histogram's buckets; a last one without an end follows."""
-    rows: dict[tuple[str, ...], int] = field(default_factory=dict)
+    rows: dict[tuple[str, ...], int] = msgspec.field(default_factory=dict)
     """Label values -> first cell: of a counter its only one, of a histogram its buckets and then the sum."""
 
     def row(self, values: tuple[str, ...]) -> int:

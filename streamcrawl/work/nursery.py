@@ -315,6 +315,7 @@ def main() -> None:
 
 def serve(line: socket.socket) -> None:
     """Fork children until the supervisor closes its end."""
+    gc.disable()  # all of it stays, and to look through it again and again while it grows takes a fifth of the imports
     from streamcrawl.work.child import main as child_main
 
     roles = {role: _load(path) for role, path in ROLES.items()}
@@ -327,6 +328,7 @@ def serve(line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _name_process("crawl-nursery")
     gc.freeze()
+    gc.enable()
     while True:
         ready, _, _ = select.select([line.fileno(), wake_read], [], [])
         if wake_read in ready:
@@ -354,6 +356,8 @@ def serve(line: socket.socket) -> None:
                 os.close(fd)
             try:
                 child_main(roles[role], fds[2], int(capacity))
+            except BaseException:
+                traceback.print_exc()  # os._exit says nothing: all that is seen would be an exit code, again and again
             finally:
                 os._exit(1)  # child_main ends the process itself; falling out of here would make a second nursery
         for fd in fds:

@@ -13,7 +13,6 @@ import contextlib
 import random
 import re
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -39,9 +38,18 @@ from streamcrawl.response import Drop, Response, Retry
 from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
+from streamcrawl.rules.revisit import (
+    Content,
+    RevisitPolicy,
+    conditions_of,
+    content_digest,
+    etag_of,
+    modified_of,
+    next_visit,
+)
 from streamcrawl.rules.robots_rules import BODY_MAX_BYTES, verdict_for_status, verdict_ttl_ms
 from streamcrawl.rules.sitemaps import BYTES_MAX, Flaw
-from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_task
+from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Outcome, decode_task, encode_rest, encode_task
 from streamcrawl.rules.urls import split_url
 from streamcrawl.store.frontier import Commit, Wait
 from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
@@ -98,22 +106,22 @@ _LINE: Final = re.compile(rb'\[\d+,\d+,"([a-z]+)"')
 """As scripts tell the line of a task, whatever follows (kind_of in _hosts.lua): another line would be INVALID."""
 
 
-@dataclass(slots=True)
-class Ending:
+class Ending(msgspec.Struct):
     """How an entry is to end. `commit` None: it goes back unbegun."""
 
     commit: Commit | None
     ended_at: float = 0.0
     """time.monotonic() when the last byte had come."""
-    ahead: list[Links] = field(default_factory=list)
+    ahead: list[Links] = msgspec.field(default_factory=list)
     """Chunks of links to offer, fenced, before the commit: a script takes LINKS_PER_CALL at most."""
-    elsewhere: list[tuple[int, Links]] = field(default_factory=list)
+    elsewhere: list[tuple[int, Links]] = msgspec.field(default_factory=list)
     """Links of other shards, at most LINKS_PER_CALL each, to offer there before the commit."""
-    offered: list[str] = field(default_factory=list)
+    offered: list[str] = msgspec.field(default_factory=list)
     is_robots_stale: bool = False
     is_begun: bool = False
     """A request went out although the entry goes back: the host's delay counts from here."""
     retry_delay_ms: int | None = None
+    """After which the task comes back, or the page is visited again."""
     wait: Wait | None = None
     """Of an entry that goes back: its host is left alone that long."""
     instead: Ending | None = None
@@ -165,6 +173,7 @@ class PageWork:
         self._archives = [sink for sink in sinks if is_archive(sink)]
         """Sinks that take what went over the wire."""
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._robots = RobotsCache(crawl, settings)
         self._cookies = Cookies(crawl, settings)
         self.addresses = AddressLeases(crawl, fetcher, settings)
@@ -172,9 +181,11 @@ class PageWork:
         if program is not None:
             self._functions = dict(program.pages)
             self._route = program.router(PAGE, records)
+            self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
             self._elsewhere = {}
+            self._has_takers = True
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
                 part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
@@ -195,6 +206,7 @@ class PageWork:
         self._settings = settings
         self._links.apply(settings, scope)
         self._policy = RetryPolicy.from_settings(settings)
+        self._revisits = RevisitPolicy.from_settings(settings)
         self._robots.apply(settings)
         self._cookies.apply(settings)
         self.addresses.apply(settings)
@@ -364,7 +376,7 @@ class PageWork:
         response: Response | None = None
         circle: str | None = None
         wire: list[Exchange] = []
-        ask = task.ask
+        ask, conditions = task.ask, conditions_of(task.again)
 
         async def fetch(url: str) -> Answer:
             nonlocal ask
@@ -372,7 +384,7 @@ class PageWork:
                 task.kind,
                 url,
                 referrer=task.referrer,
-                headers=ask.headers or None,
+                headers=({**ask.headers, **conditions} if url == task.url else ask.headers) or None,
                 jar=jar,
                 on_sent=self._on_sent(entry, task),
                 method=ask.method,
@@ -523,7 +535,11 @@ class PageWork:
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
-        if own_stage is not None:
+        if answer.status == 304 and conditions_of(task.again):
+            # Nothing came that a handler could read, or that could link to something new.
+            if self._settings.unchanged_records and not self._is_program:
+                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        elif own_stage is not None:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
         elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
@@ -533,7 +549,8 @@ class PageWork:
             started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
-            handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+            if self._has_takers:  # of a program with nothing but an archive nobody wants the records
+                handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
@@ -552,8 +569,11 @@ class PageWork:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
                 return self._try_again(entry, task, "handler", str(error), answer, delay_ms)
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
+        commit.detail = self._next_visit(task, answer, response, hops)
         commit.items, commit.url = handled.items, task.url if self._is_program else ""
         ending = _with_answer(Ending(commit), answer, decided)
+        if commit.detail[3:]:
+            ending.retry_delay_ms = commit.detail[3]
         self._links.add(
             ending,
             commit,
@@ -565,6 +585,26 @@ class PageWork:
             circle=circle,
         )
         return ending
+
+    def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
+        """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""
+        # What is not safe to repeat (RFC 9110 section 9.2.1) was asked for once.
+        if self._revisits is None or task.ask.method not in ("GET", "HEAD"):
+            return ()
+        content = Content("")
+        if answer.status < 400:
+            digest = "" if answer.status == 304 else content_digest(answer.body, is_html=response.is_html)
+            content = Content(digest)
+            if not hops:  # of another URL they would be asked of the wrong one
+                headers = answer.headers
+                content = Content(digest, etag_of(headers.get("ETag")), modified_of(headers.get("Last-Modified")))
+        visit = next_visit(self._revisits, task.again, answer.status, content)
+        if visit is None:
+            return ()
+        if visit.last is None:
+            return (visit.found.value,)
+        rest = encode_rest(msgspec.structs.replace(task, attempt=1, again=visit.last))
+        return visit.found.value, task.level.value, rest, visit.last.interval_ms
 
     async def _handle(self, handler: Handler, response: Response, depth: int) -> Handled:
         started = time.monotonic()
@@ -588,7 +628,7 @@ class PageWork:
                 return self._drop(entry, task, reason, answer)
         commit = Commit(entry.id, task.host, task.kind, Outcome.REDIRECTED)
         target = msgspec.structs.replace(
-            task, host=host, path=path, attempt=1, redirects=(*task.redirects, *hops),
+            task, host=host, path=path, attempt=1, again=None, redirects=(*task.redirects, *hops),
             referrer=task.referrer or (task.url if is_sitemap else None),
             # To another host with neither the body nor the headers, which were for this one.
             ask=msgspec.structs.replace(task.ask, method="GET", headers={}, body=""),

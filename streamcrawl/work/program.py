@@ -4,6 +4,7 @@
 but for the loading. The one rule of routing: an item goes to every stage whose source is where the item comes from and
 whose parameter takes its type; what no stage takes is a result, and goes to the sinks without a source of their own and
 to the outputs. A sink with a source gets what comes from there. A source is declared before, so there are no circles.
+An output that is an archive gets no items: pages alone bring it what went over the wire (page_work.py).
 Start at `Program.router`.
 """
 
@@ -15,12 +16,12 @@ import sys
 import traceback
 import types
 import typing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError, StageError, StartError
+from streamcrawl.web.exchange import is_archive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -138,8 +139,7 @@ class Taken:
             raise CodecError(f"an item of type {item.kind} cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage or sink of a program."""
 
     name: str
@@ -213,19 +213,18 @@ class Resource:
             await anext(self._running, None)
 
 
-@dataclass(slots=True)
-class Program:
+class Program(msgspec.Struct):
     """Everything a user declared."""
 
     name: str
     seeds: tuple[str, ...] = ()
-    settings: dict[str, Given] = field(default_factory=dict)
-    pages: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    settings: dict[str, Given] = msgspec.field(default_factory=dict)
+    pages: dict[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
     """Handlers of pages by label; '' for those without one. None at all: pages are followed and recorded as by
     `streamcrawl crawl`."""
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[Stage] = msgspec.field(default_factory=list)
     """In the order of declaration; sinks too."""
-    resources: list[Resource] = field(default_factory=list)
+    resources: list[Resource] = msgspec.field(default_factory=list)
 
     def stage(self, name: str) -> Stage:
         """Return a stage by its name.
@@ -242,7 +241,9 @@ class Program:
     def flow(self, outputs: Sequence[str]) -> bytes:
         """Return JSON of what feeds each stage and output, as flow.lua takes it."""
         lines = [PAGE, *(stage.line for stage in self.stages if not stage.is_sink)]
-        rows: dict[str, dict[str, Any]] = {name: {"from": lines, "batch": 1} for name in outputs}
+        rows: dict[str, dict[str, Any]] = {
+            name: {"from": [PAGE] if is_archive(name) else lines, "batch": 1} for name in outputs
+        }
         for stage in self.stages:
             feeds = lines if stage.source is None else self._lines_of(stage)
             rows[stage.line] = {"from": feeds, "batch": stage.batch or 1}
@@ -256,7 +257,7 @@ class Program:
             one.line
             for one in self.stages
             if (one.is_sink and one.source is None) or (one.source == stage.gives and not one.is_page)
-        ) | frozenset(outputs)
+        ) | frozenset(_for_items(outputs))
 
     def router(self, source: str, outputs: Sequence[str]) -> Callable[[Any, int], list[str | bytes]]:
         """Return what says where an item that comes from `source` goes: flat, stage or output, record, ….
@@ -265,6 +266,7 @@ class Program:
         """
         stages = [stage for stage in self.stages if stage.source == source and not stage.is_page]
         sinks = [stage for stage in self.stages if stage.is_sink and stage.source is None]
+        outputs = _for_items(outputs)
 
         def route(item: Any, depth: int) -> list[str | bytes]:
             raw = ENCODE(item)
@@ -298,6 +300,11 @@ class Program:
         if stage.source != PAGE:
             return [self.stage(stage.source).line]
         return [PAGE] if stage.is_page else [PAGE, *(one.line for one in self.stages if one.is_page)]
+
+
+def _for_items(outputs: Sequence[str]) -> list[str]:
+    """Return the outputs that take items: at one among its exchanges the writer of an archive would end, for ever."""
+    return [name for name in outputs if not is_archive(name)]
 
 
 def annotation_of(function: Callable[..., Any], *, is_batch: bool) -> Any:

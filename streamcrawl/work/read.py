@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 BLOCK_MS: Final = 1000
 """Well under the socket timeout of the client (store/connection.py), and how long a stop may take."""
 BLOCK_SOME_MS: Final = 100
-"""While fewer slots are free than there are shards: work may come to one that is not waited for."""
+"""While fewer slots are free than there are shards, or some are held back: work may come to one that is not waited
+for."""
 LOOKS: Final = 4
 """After a failed read: at once, and then a quarter of a lease apart. What is found later is reclaimed by its lease."""
 GATHER_S: Final = 0.003
@@ -141,7 +142,9 @@ class ReadLoop:
                     if not streams:
                         await sleep_or_stop(self._stop, HELD_LOOK_S)
                     elif free >= len(streams):
-                        await self._read(streams, free // len(streams), BLOCK_MS)
+                        # What is held back is looked at again soon, whatever the other shards have.
+                        block_ms = BLOCK_MS if len(streams) == len(self._streams) else BLOCK_SOME_MS
+                        await self._read(streams, free // len(streams), block_ms)
                     else:
                         await self._read_in_turn(streams, free)
                 except (RedisError, OSError) as error:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from streamcrawl.errors import CodecError, StageError, StoreUnavailable
 from streamcrawl.response import Drop, Retry
@@ -218,11 +219,10 @@ def _host(item: Item) -> str:
     return split_url(item.url)[0]
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     value: Any
     index: int
-    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ended: asyncio.Future[None] = msgspec.field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class _Batcher:

@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -72,8 +71,7 @@ _numbers: Final = itertools.count(1)
 """Of questions to children."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSpec:
+class SinkSpec(msgspec.Struct, frozen=True):
     """One output: its name in Redis, and what is stored of it (sinks/targets.py; '': another machine writes it)."""
 
     name: str
@@ -82,8 +80,7 @@ class SinkSpec:
     """Of a database, with the password, which is not stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildJob:
+class ChildJob(msgspec.Struct, frozen=True):
     """What a child is for: pages when it has neither a sink nor a stage."""
 
     sink: SinkSpec | None = None
@@ -115,8 +112,7 @@ class ChildJob:
         return FETCH if self.sink is None else self.sink.name
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What the processes of one stage have counted, those that ended included."""
 
     stage: str

@@ -26,6 +26,7 @@ from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.program import PAGE, load_program
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
+from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
 
@@ -48,6 +49,12 @@ class _ShardLoops:
         log, forget = child.log, work.seen.clear
         self.dispatch = DispatchLoop(frontier, limit=DISPATCH_MAX, log=log)
         self.due = DueLoop(frontier, on_moved=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")), log=log)
+        self.revisit = RevisitLoop(
+            frontier,
+            is_on=lambda: child.settings.revisit_ms is not None,
+            on_made=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")),
+            log=log,
+        )
         self.commit = CommitLoop(
             frontier,
             child.spec.consumer,
@@ -58,6 +65,11 @@ class _ShardLoops:
             log=log,
         )
         self.offers = OffersLoop(frontier, on_outage=forget, log=log)
+
+    def hint(self, delay_ms: int) -> None:
+        """Something of ours was committed that is due after `delay_ms`, delayed or to be visited again."""
+        self.due.hint(delay_ms)
+        self.revisit.hint(delay_ms)
 
 
 async def run_worker(child: Child) -> None:
@@ -108,7 +120,7 @@ async def run_worker(child: Child) -> None:
             [shard.offers for shard in shards],
             child.board,
             concurrency=settings.concurrency,
-            on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
+            on_retry=lambda shard, delay_ms: shards[shard].hint(delay_ms),
             on_gone=be_gone,
             clock=child.clock,
             log=child.log,
@@ -139,7 +151,7 @@ async def run_worker(child: Child) -> None:
                 child,
                 read,
                 slots,
-                feeding=[loop for shard in shards for loop in (shard.dispatch, shard.due)],
+                feeding=[loop for shard in shards for loop in (shard.dispatch, shard.due, shard.revisit)],
                 # With a single shard nothing lies elsewhere.
                 offers=[shard.offers for shard in shards] if len(shards) > 1 else [],
                 commits=[shard.commit for shard in shards],
@@ -155,7 +167,7 @@ async def run_loops(
     read: ReadLoop,
     slots: Slots,
     *,
-    feeding: Sequence[DispatchLoop | DueLoop],
+    feeding: Sequence[DispatchLoop | DueLoop | RevisitLoop],
     offers: Sequence[OffersLoop],
     commits: Sequence[CommitLoop],
     gone: asyncio.Event,

@@ -24,6 +24,7 @@ import psutil
 from streamcrawl.errors import ConfigError, StoreUnavailable
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.status import read_status
+from streamcrawl.rules.task import Kind
 from streamcrawl.store.connection import connect, mapped_errors
 from streamcrawl.store.embedded import SERVER_VARIABLE, EmbeddedRedis
 from streamcrawl.store.frontier import Frontier
@@ -320,7 +321,7 @@ async def assert_at_rest(crawl: CrawlProcess) -> None:
         assert [name for name, count in totals.items() if count and name.endswith((".queued", ".streamed"))] == []
         assert [name for name, count in totals.items() if count and name.endswith(".delayed")] == []
         for line in report.lines:
-            stream = frontier.keys.fetch_stream if line in ("page", "robots") else frontier.keys.sink_stream(line)
+            stream = frontier.keys.fetch_stream if line in set(Kind) else frontier.keys.sink_stream(line)
             assert await frontier.client.xlen(stream) == 0
             pending: Any = await frontier.client.xpending(stream, GROUP)
             assert pending["pending"] == 0

@@ -229,7 +229,6 @@ async def test_failover_that_loses_writes_costs_no_item(crawl_name: str) -> None
             await until(lambda: len(worked) == 200, "what only the old master knows of")
             old.kill9()
             await asyncio.to_thread(servers.until_master, new)
-            old.start()  # it comes back empty and as a master, until a Sentinel tells it whom to follow
             await producer.put_many(range(200, 300))
             async with asyncio.timeout(SOON_S):
                 await producer.join()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 import signal
 import sqlite3
 from collections import Counter
@@ -106,11 +108,15 @@ def once(urls: list[str]) -> set[str]:
 
 
 def test_three_stages_bring_every_item_once_to_file_and_sink(programs: Programs, site: SiteProcess) -> None:
-    out = programs.run("pipeline", *programs.seeds(site.seed_url), "--scope", "any", "-o", "out.jsonl", "--shards", "2")
+    outputs = ("-o", "out.jsonl", "-o", "out.warc.gz")
+    out = programs.run("pipeline", *programs.seeds(site.seed_url), "--scope", "any", *outputs, "--shards", "2")
     assert "pipeline: complete" in out
     expected = site.expected_pages()
     records = programs.command.records("out.jsonl")
     assert once([record["url"] for record in records]) == expected == once(programs.noted("weighed"))
+    archive = gzip.decompress((programs.command.folder / "out.warc.gz").read_bytes())
+    archived = re.findall(rb"WARC-Type: (?:response|revisit)\r\n.*?WARC-Target-URI: (.*?)\r\n", archive, re.DOTALL)
+    assert expected <= once([url.decode() for url in archived]), "an archive gets pages and no items"
     with closing(sqlite3.connect(programs.command.folder / "kept.db")) as kept:
         rows = {(row[0], row[1], row[2]) for row in kept.execute("select url, weight, label from kept")}
     assert rows == {(record["url"], record["weight"], record["label"]) for record in records}

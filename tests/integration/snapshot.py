@@ -198,6 +198,12 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             continue
         _, level, host, stored = member.split("|", 3)
         delayed[place(host, level, stored, "delayed")] += 1
+    for member in state.get("revisits", {}):
+        level, host, rest = member.split("|", 2)
+        task = decode_task(host, level, f"[0,0,{rest}".encode())
+        places.setdefault((task.url, task.kind.value), []).append("revisits")
+        if task.again is None or task.attempt != 1:
+            faults.append(f"{task} is no page to visit again")
     dead = Counter[str]()
     for letter in state.get("dead", {}).get("entries", []):
         if letter["stage"] != "fetch":

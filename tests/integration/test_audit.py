@@ -378,6 +378,15 @@ async def test_change_that_goes_from_shard_to_shard_is_no_fault(labs: Labs, monk
     await later
 
 
+async def test_stages_that_two_versions_told_in_another_order_are_no_fault(labs: Labs) -> None:
+    versions = [b'{"save":{"from":["page"],"batch":1}}', b'{"save@2":{"from":["page"],"batch":1}}']
+    for number, frontier in enumerate(labs.crawl):
+        told = [(["save"], versions[0]), (["save@2"], versions[1])]
+        for names, flow in told[:: -1 if number else 1]:
+            await frontier.flow(names, flow)
+    assert (await audit(labs.crawl)).faults == []
+
+
 async def _after(seconds: float, act: Awaitable[Any]) -> None:
     await asyncio.sleep(seconds)
     await act

@@ -126,6 +126,15 @@ async def due(lab: Lab) -> None:
     assert (await lab.frontier.due())[0] == 1
 
 
+async def revisit(lab: Lab) -> None:
+    await lab.frontier.control(revisit_ms=1000)
+    await lab.client.zadd(
+        lab.keys.revisits, {'2|http://a.example|"page","/seen",0,1,"",[],0,0,{},["again",1000,"","",""]]': 1}
+    )
+    assert await lab.frontier.revisit() == (1, -1)
+    await lab.frontier.control(revisit_ms="")
+
+
 async def hand_back(lab: Lab) -> None:
     held = await lab.take("w1")
     assert await lab.frontier.hand_back(FETCH_STREAM, [one.id for one in held], is_robots_stale=True) == len(held) > 0
@@ -260,6 +269,7 @@ CALLS: Final[tuple[Call, ...]] = (
         cookies,
         commit,
         due,
+        revisit,
         hand_back,
         put_back,
         reclaim,

@@ -11,7 +11,7 @@ from streamcrawl.errors import ConfigError
 from streamcrawl.ops import explain as module
 from streamcrawl.ops.explain import Explanation, explain, explanation_lines
 from streamcrawl.rules.scope import Scope
-from streamcrawl.rules.task import Level, Outcome
+from streamcrawl.rules.task import LastVisit, Level, Outcome, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import make_settings
 from streamcrawl.store.seen import is_seen
@@ -30,6 +30,35 @@ async def asked(operated: Operated, url: str) -> Explanation:
     assert msgspec.json.encode(found.as_json())
     assert explanation_lines(found)[0] == found.url
     return found
+
+
+async def test_page_that_waits_for_its_next_visit_is_found(
+    redis_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated = await Operated.opened(redis_client, crawl_name)
+    lab = operated.lab_of(A)
+    await lab.frontier.control(revisit_ms=1000)
+    await operated.offer([f"{A}/a?[b]=*", f"{A}/a"])
+    for _ in range(2):
+        [held] = await lab.take()
+        rest = encode_rest(msgspec.structs.replace(held.task, again=LastVisit(7_200_000, "00ff"))).decode()
+        assert await lab.end(held, detail=("new", "2", rest, 7_200_000)) == "DONE"
+    for url in (f"{A}/a?[b]=*", f"{A}/a"):
+        found = await asked(operated, url)
+        assert found.verdict() == "fetched, and due to be visited again in 119 min, 2 h after its last visit"
+        assert (found.found.place, found.as_json()["interval_ms"]) == ("kept", 7_200_000)
+    for member in await lab.client.zrange(lab.keys.revisits, 0, -1):
+        await lab.client.zincrby(lab.keys.revisits, -9_000_000, member)
+    assert (await asked(operated, f"{A}/a")).verdict().startswith("fetched, and due to be visited again now, ")
+    await lab.frontier.revisit()
+    assert (await asked(operated, f"{A}/a")).found.place == "queued"
+    # Others, until the bound ends the search.
+    monkeypatch.setattr(module, "KEPT_MAX", 1000)
+    rest = '"page","/b%d",1,1,"",[],0,0,{},["again",5,"","",""]]'
+    await lab.client.zadd(lab.keys.revisits, {f"2|{A}|{rest % n}": 10**15 for n in range(5000)})
+    await lab.client.delete(lab.keys.queue(A, "2"))
+    await lab.frontier.reconcile()
+    assert "1,000 pages that are to be visited again" in (await asked(operated, f"{A}/a")).found.searched
 
 
 @pytest.mark.parametrize("shards", SHARDS)

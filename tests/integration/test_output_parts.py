@@ -200,21 +200,24 @@ def test_pages_have_typed_columns(tmp_path: Path) -> None:
 
 def test_items_have_the_columns_that_occur(tmp_path: Path) -> None:
     items: list[Any] = [
-        {"a": 1, "b": True, "c": None, "d": "x", "e": [1], "f": 1},
-        {"a": 2.5, "b": False, "d": 7, "f": 2**70, "g": "only here"},
+        {"a": 1, "b": True, "c": None, "d": "x", "e": [1], "f": 1, "h": 2**60},
+        {"a": 2.5, "b": False, "d": 7, "f": 2**70, "g": "only here", "h": 0.5, "i": 2**60},
+        {"i": 1},
         "bare",
     ]
     table = made(tmp_path, [json.dumps(item).encode() for item in items])
     types = {field.name: str(field.type) for field in table.schema}
     assert types == {
         "a": "double", "b": "bool", "c": "string", "d": "string", "e": "string", "f": "string", "g": "string",
-        "item": "string",
+        "h": "string", "i": "int64", "item": "string",
     }  # fmt: skip
-    assert table["a"].to_pylist() == [1.0, 2.5, None]
-    assert table["d"].to_pylist() == ['"x"', "7", None]
-    assert table["e"].to_pylist() == ["[1]", None, None]
-    assert table["f"].to_pylist() == ["1", str(2**70), None]
-    assert table["item"].to_pylist() == [None, None, "bare"]
+    assert table["a"].to_pylist() == [1.0, 2.5, None, None]
+    assert table["d"].to_pylist() == ['"x"', "7", None, None]
+    assert table["e"].to_pylist() == ["[1]", None, None, None]
+    assert table["f"].to_pylist() == ["1", str(2**70), None, None]
+    assert table["h"].to_pylist() == [str(2**60), "0.5", None, None], "a float does not hold it"
+    assert table["i"].to_pylist() == [None, 2**60, 1, None]
+    assert table["item"].to_pylist() == [None, None, None, "bare"]
 
 
 def test_columns_and_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,11 @@ async def half_done_lab(open_lab: OpenLab) -> Lab:
 
 
 def progress_of(lab: Lab, mode: str, screen: io.StringIO, write: Callable[[str], None]) -> Progress:
-    console = Console(file=screen, width=40)
-    return Progress(lab.crawl, console, mode=mode, pages_max=None, workers=lambda: (2, 5), write=write)
+    console = Console(file=screen, width=40) if mode == "live" else None
+    return Progress(
+        lab.crawl, console, mode=mode, pages_max=None, workers=lambda: (2, 5), write=write,
+        say=lambda line: print(line, file=screen),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["lines", "json"])
@@ -128,8 +131,7 @@ async def test_shards_are_summed_up(store_client: Redis, crawl_name: str, monkey
         written.append(line)
         stop.set()
 
-    console = Console(file=io.StringIO())
-    shown = Progress(crawl, console, mode="json", pages_max=None, workers=lambda: (1, 1), write=write)
+    shown = Progress(crawl, None, mode="json", pages_max=None, workers=lambda: (1, 1), write=write, say=write)
     await shown.run(stop)
     figures = json.loads(written[0])
     assert (figures["done"], figures["queued"], figures["in_hand"], figures["slots"]) == (2, 4, 2, 20)

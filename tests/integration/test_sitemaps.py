@@ -322,3 +322,17 @@ async def test_budget_of_a_host_holds_for_what_its_sitemaps_list(redis_server: R
             await run.check()
             totals = await run.totals()
         assert (totals["page.done"], totals["page.dropped.host_budget"], totals["sitemap.done"]) == (3, 7, 1)
+
+
+async def test_shard_with_nothing_but_a_sitemap_gets_of_the_page_budget(
+    redis_server: RedisServer, crawl_name: str
+) -> None:
+    """It dispatches nothing before, and pages are not known of before the sitemap is read."""
+    async with Talker({}) as site:
+        site.answers["/map"] = plain("".join(f"{site.origin}/{n}\n" for n in range(10)))
+        values: dict[str, Any] = {"shards": 2, "pages_max": 3}
+        async with crawling(redis_server.url, crawl_name, [], given_sitemaps=[f"{site.origin}/map"], **values) as run:
+            assert await run.word() == "LIMIT"
+            await run.check()
+            totals = await run.totals()
+        assert (totals["page.done"], totals["sitemap.done"]) == (3, 1)

@@ -81,6 +81,7 @@ async def opened(open_lab: OpenLab) -> None:
     assert state.pop("state") == {
         "cap": 1,
         "crashes_max": 3,
+        "one_round": 0,
         "delay_factor": 2,
         "delay_max_ms": 0,
         "delay_ms": 0,
@@ -504,7 +505,8 @@ async def test_sitemap_is_no_page_and_has_a_line_of_its_own(open_lab: OpenLab) -
     await lab.end(as_page)
     [held] = await lab.take()
     committed, changed = await lab.changes(lab.commit(lab.commit_of(held, Outcome.CONTINUED)))
-    assert committed.words == ["DONE"]
+    late, _ = await lab.changes(lab.commit(lab.commit_of(held, Outcome.CONTINUED)))
+    assert (committed.words, late.words) == (["DONE"], ["LEASE_LOST"])
     assert changed["delayed"] == {f"fetch|2|{held.host}|{held.stored}": (None, near(await lab.now() + 1000))}
     assert changed["totals"] == {
         "sitemap.continued": (None, 1),
@@ -973,6 +975,26 @@ async def due_ok(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.due()) == ((0, -1), {})
 
 
+@case("revisit", "OK")
+async def revisit_ok(open_lab: OpenLab) -> None:
+    lab = await open_lab(revisit_ms=1000)
+    rest = '"page","/",1,1,"",[],0,0,{},["again",1000,"","",""]]'
+    assert await lab.changes(lab.frontier.revisit()) == ((0, -1), {})
+    await lab.client.zadd(lab.keys.revisits, {f"3|{A}|{rest}": 5})
+    answer, changed = await lab.changes(lab.frontier.revisit())
+    assert answer == (1, -1)
+    [stored] = changed.pop(f"queue:{A}:3")[1]
+    assert stored.startswith("[0,")
+    assert stored.endswith(f",{rest}")
+    assert changed == {
+        "revisits": {f"3|{A}|{rest}": (5, None)},
+        f"host:{A}": {"queued": (None, 1)},
+        "schedule": {A: (None, near(await lab.now()))},
+        "totals": {"page.created": (None, 1), "page.queued": (None, 1), "page.revisited": (None, 1)},
+    }
+    assert await lab.changes(lab.frontier.revisit()) == ((0, -1), {})
+
+
 @case("give_up", "OK")
 async def give_up_ok(open_lab: OpenLab) -> None:
     lab = await open_lab()
@@ -1202,6 +1224,9 @@ async def allow_ok(open_lab: OpenLab) -> None:
     assert await lab.changes(lab.frontier.allow(3, back=9)) == (Allowance(3, 2, 1, 3), {})
     assert (await lab.frontier.dispatch(5)).word == "BUDGET"
     assert await lab.changes(lab.frontier.allow(None)) == (Allowance(3, 2, 1, 3), {"state": {"pages_max": (1, None)}})
+    # A sitemap is not of the budget, and stands still without it all the same.
+    await lab.frontier.offer(sitemaps("http://c.test/map"), whose=LINKS)
+    assert (await lab.frontier.allow(None)).queued == 4
 
 
 # -- what an operator sends again, or away
@@ -1684,6 +1709,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
     "dispatch": (5,),
     "due": (5,),
+    "revisit": (5,),
     "allow": (5, 0),
     "feed": ("one", "begin", 1000, ""),
     "finish": (),

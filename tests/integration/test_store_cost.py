@@ -13,7 +13,7 @@ import pytest
 
 from streamcrawl.ops.letters import LETTERS_PER_CALL
 from streamcrawl.ops.queues import TASKS_PER_CALL
-from streamcrawl.rules.task import Outcome
+from streamcrawl.rules.task import LastVisit, Outcome
 from streamcrawl.store.frontier import Beat, StageCommit
 from streamcrawl.store.keys import GROUP
 from streamcrawl.store.queue_store import (
@@ -30,7 +30,7 @@ from streamcrawl.work.addresses import LEASES_PER_CALL
 from tests.integration.snapshot import FETCH_STREAM, Lab, fast, links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from redis.asyncio import Redis
 
@@ -87,6 +87,20 @@ async def test_offer_of_250_links_on_250_new_hosts(slowlog: Lab) -> None:
     for _ in range(ROUNDS):
         assert await slowlog.frontier.offer(links(*one_host)) == ("OK", 0)
     await report(slowlog, "offer", "250 known links")
+
+
+async def test_revisit_of_100_pages_on_100_hosts(slowlog: Lab) -> None:
+    await slowlog.frontier.control(revisit_ms=1000)
+    for n in range(ROUNDS):
+        found = links(*one_each(n, 100, host=f"r{n}-"), again=LastVisit(1000, "00ff" * 4, '"0123456789"', "")).flat
+        kept = {f"{level}|{host}|{rest.decode()}": 1 for _, host, level, rest in batched(found)}
+        await slowlog.client.zadd(slowlog.keys.revisits, kept)
+        assert await slowlog.frontier.revisit() == (100, -1)
+    await report(slowlog, "revisit", "100 pages, 100 new hosts")
+
+
+def batched(flat: list[Any]) -> Iterator[tuple[Any, ...]]:
+    return zip(*[iter(flat)] * 4, strict=True)
 
 
 async def test_commit_with_250_links_and_a_dispatch(slowlog: Lab) -> None:

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamcrawl.rules.parse import BASE_MAX_CHARS, TITLE_MAX_CHARS, Page, parse_html
-from streamcrawl.rules.urls import canonical_url, resolved
+from streamcrawl.rules.parse import (
+    BASE_MAX_CHARS,
+    KNOWN,
+    REMEMBERED_MAX,
+    TITLE_MAX_CHARS,
+    KnownLinks,
+    Page,
+    parse_html,
+)
+from streamcrawl.rules.urls import canonical_url
 
 URL = "https://example.org/docs/page.html"
 
@@ -87,10 +95,29 @@ def test_reference_is_resolved_as_by_itself(reference: str, path: str) -> None:
         assert page.links == (() if expected in (None, base) else (expected,))
 
 
+def test_what_is_known_of_one_folder_does_not_hold_in_another() -> None:
+    for path in ("/", "/docs/", "/docs/a/", "/"):
+        base = f"https://folders.example{path}"
+        page = parse_html(b'<a href="x"></a><a href="/x"></a><a href="../y">', base, charset="utf-8")
+        expected = [canonical_url(reference, base) for reference in ("x", "/x", "../y")]
+        assert page.links == tuple(dict.fromkeys(expected))
+
+
 def test_long_references_are_not_remembered() -> None:
-    before = resolved.cache_info().currsize
+    links_of("<a href='x'>")
+    before = len(KNOWN)
     links_of("".join(f"<a href='data:,{number}{'x' * 1000}'>" for number in range(50)))
-    assert resolved.cache_info().currsize == before
+    assert len(KNOWN) == before
+
+
+@pytest.mark.parametrize("folders", [1, 2 * REMEMBERED_MAX])
+def test_what_is_remembered_is_bounded_whatever_the_folders(folders: int) -> None:
+    known = KnownLinks()
+    for number in range(2 * REMEMBERED_MAX + 10):
+        base = f"https://example.org/{number % folders}/"
+        assert known.resolve(f"p{number}", base, known.of(base)) == f"{base}p{number}"
+        assert len(known) <= REMEMBERED_MAX
+    assert known.of(base)[f"p{number}"] == f"{base}p{number}"
 
 
 @pytest.mark.parametrize("href", ["", "http://[", "javascript:x", "data:,", "/" + "x" * BASE_MAX_CHARS])

@@ -147,7 +147,7 @@ def shop() -> tuple[Crawl, Program]:
 
 def test_item_goes_to_who_takes_it_and_a_result_to_sinks_and_outputs() -> None:
     _, program = shop()
-    of_page, of_price, of_index = (program.router(source, ["out"]) for source in (PAGE, "price", "index"))
+    of_page, of_price, of_index = (program.router(source, ["warc-out", "out"]) for source in (PAGE, "price", "index"))
     book = b'{"title":"a","price":0.0}'
     assert of_page(Book("a"), 3) == ["price", b'["Book",%b,3]' % book]
     assert of_page(Page(1), 0) == ["count", b'["Page",{"number":1},0]']
@@ -160,9 +160,10 @@ def test_item_goes_to_who_takes_it_and_a_result_to_sinks_and_outputs() -> None:
 
 def test_flow_names_what_is_held_back_by_a_full_stream() -> None:
     _, program = shop()
-    flow = msgspec.json.decode(program.flow(["out"]))
+    flow = msgspec.json.decode(program.flow(["out", "warc-out"]))
     lines = ["page", "price", "count", "index@2"]
     assert flow == {
+        "warc-out": {"from": ["page"], "batch": 1},
         "out": {"from": lines, "batch": 1},
         "price": {"from": ["page"], "batch": 1},
         "count": {"from": ["page"], "batch": 1},
@@ -171,7 +172,7 @@ def test_flow_names_what_is_held_back_by_a_full_stream() -> None:
         "watch": {"from": ["price"], "batch": 7},
     }
     for stage in program.stages:
-        fed = program.fed_by(stage, ["out"])
+        fed = program.fed_by(stage, ["out", "warc-out"])
         assert fed == {name for name, row in flow.items() if stage.line in row["from"]}, stage.name
 
 
@@ -209,6 +210,8 @@ def test_source_must_be_declared_before_so_no_item_goes_in_a_circle() -> None:
     ("declare", "words"),
     [
         (lambda crawl: crawl.stage(name="page")(taking(Any)), "stage name 'page' will not do"),
+        # Its counts would pass for refusals of hosts.
+        (lambda crawl: crawl.stage(name="throttled")(taking(Any)), "stage name 'throttled' will not do"),
         (lambda crawl: crawl.stage(name="a:b")(taking(Any)), "stage name 'a:b' will not do"),
         (lambda crawl: crawl.stage(name="price")(taking(Any)), "two stages are called 'price'"),
         (lambda crawl: crawl.stage(name="x", concurrency=0)(taking(Any)), "concurrency 0 will not do"),

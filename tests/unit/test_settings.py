@@ -39,6 +39,8 @@ SOME: dict[str, list[Any]] = {
     "allow_private": [True, False],
     "proxied": [True, False],
     "insecure": [True, False],
+    "one_round": [True, False],
+    "unchanged_records": [True, False],
     "headers": [(), ("a.test: X: y z", "*: Y: 1")],
     "auth": [(), ("a.test: me:pass word",)],
     "nameservers": [(), ("9.9.9.9", "[::1]:53")],

@@ -43,6 +43,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
     "sitemaps": (False, True, False),
+    "one_round": (False, True, False),
+    "unchanged_records": (False, True, False),
     "user_agent": ("a/1", "b/1", "c/1"),
     "contact": ("a@a.test", "https://b.test/", "c@c.test"),
     "handler": ("a:page", "b:page", "c:page"),
@@ -85,6 +87,8 @@ def test_every_setting_is_given_in_each_way_and_the_stronger_wins(
             "insecure": "--no-insecure",
             "sort_query": "--no-sort-query",
             "sitemaps": "--no-sitemaps",
+            "one_round": "--no-one-round",
+            "unchanged_records": "--no-unchanged-records",
         }
         name = off.get(field, option_of(field))
         assert found == {field: Given(in_flags, name)}

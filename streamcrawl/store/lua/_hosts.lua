@@ -1,6 +1,6 @@
 -- fragment _hosts.lua: the state of hosts, loaded once per call, changed in memory, written by `settle`.
 --
--- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`.
+-- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`, `revisits`.
 -- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
 -- its cap and its page budget, it is neither given up nor blocked by an operator, and its robots.txt is known (or the
 -- robots task itself is queued).
@@ -154,7 +154,30 @@ local function seed_ended(task, n)
   if is_seed(string.match(task, '^%[%d+,%d+,(.*)$') or '') then count('seed.ended', n or 1) end
 end
 
+-- Keep a page until its next visit (revisit.lua): what its task will be, without the head. By the wall clock: crawl time
+-- stands still while nobody works, and a page that is due each day changes all the same.
+local function visit_later(key, level, rest, after_ms)
+  call('ZADD', P .. 'revisits', wall + after_ms, level .. '|' .. key .. '|' .. rest)
+end
+-- The same for a task that ended without an answer of use, if the page was fetched before: its last field says so, and how
+-- long it was left alone. Nothing else in a task ends it like that: a quote in a text has a backslash, and what a program
+-- sends along is an object.
+local function visit_again(key, level, task)
+  if not S.revisit_ms then return false end
+  local head, tail, interval = string.match(task, '^%[%d+,%d+,("page","[^"]*",%d+),%d+(,.*,%["again",(%d+),"[^%[%]{}]*"%]%])$')
+  if not head or not string.find(level, '^[1-3]$') then return false end
+  visit_later(key, level, head .. ',1' .. tail, tonumber(interval))
+  return true
+end
+-- Dead for a fault on our side: somebody has to look, and to replay it. All else may be mended by the next visit.
+local LETTERS = {codec = true, crashed = true, handler = true, internal = true, retry = true}
+
 local function bury(line, key, level, task, reason, error, status, worker)
+  if line == 'page' and not LETTERS[reason] and visit_again(key, level, task) then
+    count('page.dropped', 1)
+    count('page.dropped.unavailable', 1)
+    return
+  end
   call('XADD', P .. 'dead', '*', 'stage', 'fetch', 'reason', reason, 'host', key, 'level', level, 'task', task,
     'error', error, 'last_status', status, 'worker', worker)
   count(line .. '.dead', 1)

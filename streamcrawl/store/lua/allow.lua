@@ -6,8 +6,8 @@
 -- ARGV[2] granted  int   what it is granted in all, by grant.lua; '' when the crawl has no limit (any more)
 -- ARGV[3] back     int   pages to give back, as far as they are neither done nor under way
 --
--- Returns {'OK', granted, returned, used, queued}  `used` done or under way; `queued` pages that wait,
---                                              0 when none of them can be had (blocked hosts, say)
+-- Returns {'OK', granted, returned, used, queued}  `used` done or under way; `queued` tasks that wait, sitemaps and
+--                                              robots.txt among them, 0 when none can be had (blocked hosts, say)
 --         {'GONE'}
 -- Derives `totals`, `schedule`, `stream:fetch`. Repeat: harmless; a repeated return gives back more of what is not used.
 --
@@ -15,8 +15,10 @@
 -- old answer that comes late can change nothing.
 -- include _state
 local have = call('HMGET', KEYS[1], 'granted', 'returned')
-local t = call('HMGET', P .. 'totals', 'page.done', 'page.streamed', 'page.queued')
-local used, queued = (tonumber(t[1]) or 0) + (tonumber(t[2]) or 0), tonumber(t[3]) or 0
+local t = call('HMGET', P .. 'totals', 'page.done', 'page.streamed', 'page.queued', 'sitemap.queued', 'robots.queued')
+for i = 1, #t do t[i] = tonumber(t[i]) or 0 end
+-- A shard that may fetch no page dispatches nothing (BUDGET): one with a sitemap and no page would wait for ever.
+local used, queued = t[1] + t[2], t[3] + t[4] + t[5]
 -- Or they would be granted pages again and again that others wait for.
 if call('ZCARD', P .. 'schedule') == 0 and call('XLEN', STREAM) == 0 then queued = 0 end
 local granted, returned = tonumber(have[1]) or 0, tonumber(have[2]) or 0

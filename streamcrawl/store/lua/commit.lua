@@ -10,7 +10,9 @@
 --   refusal[, url]]]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {} | done sitemap: {flaw, …}, at most 8 words, each once | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
+--   detail        done page: {}, or what of the page is to be visited again: {'new', 'changed', 'unchanged' or 'failed', level,
+--                 rest, ms until then}, or {'gone'}
+--                 done sitemap: {flaw, …}, at most 8 words, each once | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
 --                 text outlives its time, 1 h if missing; longer than that it may be used while no other can be had
 --                 retry: {delay_ms, level, task}
 --                 unanswered: {level, task, reason, backoff_base_ms, backoff_max_ms, jitter_permille[, when_first,
@@ -67,9 +69,14 @@ local function is_word(value) return is_text(value) and #value <= 32 and string.
 local ROBOTS_SPARE_MS = 3600000   -- for workers that have a page of the host in hand
 -- A robots.txt that cannot be had again: how long the last good copy is used before it is asked for once more.
 local ROBOTS_AGAIN_MS = 600000
+local VISITS = {new = true, changed = true, unchanged = true, failed = true}
 local DETAIL = {
   done = function(line, d)
-    if line == 'page' then return true end
+    if line == 'page' then
+      if d[1] == nil or d[1] == 'gone' then return true end
+      return VISITS[d[1]] == true and is_text(d[3]) and is_task('page', d[2], '[0,0,' .. d[3])
+        and string.find(d[3], '^"page","/[^"]*",%d+,1,.*,%["again",%d+,"[^%[%]{}]*"%]%]$') ~= nil and is_int(d[4]) and d[4] > 0
+    end
     if line == 'sitemap' then
       for i = 1, #d do if not is_word(d[i]) then return false end end
       return #d <= 8
@@ -103,7 +110,7 @@ local function is_valid(c)
   if not are_counts(c[11] or {}) then return false end
   -- Another host's in_flight, or another line's count, would go down for it.
   local entry = call('XRANGE', STREAM, c[1], c[1])[1]
-  c.task = entry and entry[2][6] or ''
+  c.task, c.level = entry and entry[2][6] or '', entry and entry[2][4] or ''
   return not entry or (entry[2][2] == c[2] and kind_of(c.task) == c[3])
 end
 
@@ -113,6 +120,8 @@ function ACT.done(c, h)
   seed_ended(c.task)
   if c[3] == 'page' then
     h.pages = h.pages + 1
+    if c[8][1] then count('page.visits.' .. c[8][1], 1) end
+    if c[8][3] then visit_later(c[2], c[8][2], c[8][3], c[8][4]) end
   elseif c[3] == 'sitemap' then
     for i = 1, #c[8] do count('sitemap.flawed.' .. c[8][i], 1) end
   else
@@ -177,11 +186,13 @@ function ACT.dropped(c)
   seed_ended(c.task)
   count(c[3] .. '.dropped', 1)
   count(c[3] .. '.dropped.' .. c[8][1], 1)
+  if c[8][1] == 'robots' then visit_again(c[2], c.level, c.task) end
 end
 function ACT.redirected(c)
   seed_ended(c.task)
   count(c[3] .. '.dropped', 1)
   count(c[3] .. '.dropped.redirected', 1)
+  visit_again(c[2], c.level, c.task)   -- a host that is being moved or mended sends all its pages to one other
 end
 
 local words, touched, is_answered = {}, {}, false

@@ -15,7 +15,7 @@
 --           UNBALANCED  nothing is under way, nothing more can be, and the counts disagree: an audit error, not the end
 --         {'GONE'}
 -- `created` counts replays too: it only grows, so two looks tell whether anything came between.
--- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`.
+-- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`, `revisits`.
 -- Cost O(blocked hosts), at most 10,000, and only when nothing else is left. Repeat: harmless.
 -- include _state
 local lines = {'page', 'robots', 'sitemap'}
@@ -39,6 +39,11 @@ local function answer(word)
 end
 if under_way > 0 then return answer('RUNNING') end
 local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed')
+-- Pages that are to be visited again: as long as there are any, or with `one_round` those whose time has come.
+if S.revisit_ms then
+  local is_one = call('HGET', KEYS[1], 'one_round') == '1'
+  left = left + (is_one and call('ZCOUNT', P .. 'revisits', '-inf', wall) or call('ZCARD', P .. 'revisits'))
+end
 local queued, parked = total('page.queued') + total('robots.queued') + total('sitemap.queued'), 0
 if left == 0 and queued > 0 then
   for _, key in ipairs(call('ZRANGE', P .. 'blocked', 0, 10000)) do

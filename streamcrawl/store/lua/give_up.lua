@@ -75,6 +75,7 @@ while buried < limit do
         count(line .. '.dropped', 1)
         count(line .. '.dropped.host_budget', 1)
         seed_ended(task)
+        visit_again(key, tostring(level), task)
       else
         seed_ended(task)
         bury(line, key, tostring(level), task, h.given_up, 'no answer of use; ' .. h.failures .. ' tries failed in a row, the last: ' .. h.failing, '', '')

@@ -125,23 +125,30 @@ def test_link_checker_names_broken_links_and_their_pages(tmp_path: Path) -> None
 
 
 class Linked(Site):
-    """One page with links to other sites."""
+    """One page with links, and redirects to other sites."""
 
-    def __init__(self, *links: str) -> None:
+    def __init__(self, links: list[str], away: dict[str, str]) -> None:
         super().__init__()
-        self.links = links
+        self.links = [*links, *away]
+        self.away = away
 
     def answer(self, path: str) -> Answer:
+        if path in self.away:
+            return Answer(status=302, location=self.away[path])
         return Answer("".join(f'<a href="{link}">x</a>' for link in self.links))
 
 
 def test_link_checker_asks_other_sites_only_when_told_and_searches_none_of_them(tmp_path: Path) -> None:
     with Manual() as manual:
-        # The chapter itself is well, and what it links to is no matter of this site.
-        chapter, gone = f"{manual.url}chapter/{CHAPTERS - 1}", f"{manual.url}gone"
-        silent = f"http://127.0.0.1:{free_port()}/"
-        with Linked(chapter, gone, silent) as site:
+        # The chapters are well, and what they link to is no matter of this site.
+        chapters = [f"{manual.url}chapter/{number}" for number in (CHAPTERS - 2, CHAPTERS - 1)]
+        gone, silent = f"{manual.url}gone", f"http://127.0.0.1:{free_port()}/"
+        with Linked([chapters[0], gone, silent], {"/well": chapters[1], "/ill": f"{manual.url}lost"}) as site:
             # Whatever Redis the environment names has no part in it.
             assert run("link_checker", tmp_path, site.url, STREAMCRAWL_REDIS="redis://127.0.0.1:1/0") == ""
             out = run("link_checker", tmp_path, site.url, "--external", code=1, STREAMCRAWL_HOST_GIVE_UP="1s")
-            assert report(out) == {f"{gone}  404": [site.url], f"{silent}  host_unreachable": [site.url]}
+            assert report(out) == {
+                f"{gone}  404": [site.url],
+                f"{silent}  host_unreachable": [site.url],
+                f"{site.url}ill  404": [site.url],
+            }

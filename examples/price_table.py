@@ -6,10 +6,11 @@ The program asks the table by one query; what writes it is no code of ours. One 
     python -m examples.price_table                                     # into prices.db
     python -m examples.price_table postgresql://me@10.0.0.6/shop       # needs: pip install 'streamcrawl[postgres]'
 
-For a shop of yours; the database is named twice, for the one who reads it and for the one who writes it:
+For a shop of yours, each page of which is visited again after a day, sooner where prices change. The database is named
+twice, for the one who reads it and for the one who writes it:
 
     export PRICES=postgresql://me@10.0.0.6/shop
-    streamcrawl run examples.price_table:crawl https://shop.example.org/ -o "$PRICES" --fresh
+    streamcrawl run examples.price_table:crawl https://shop.example.org/ -o "$PRICES" --revisit 1d
 
 `price_monitor` is the same with a sink of its own, for what `-o` does not know.
 """

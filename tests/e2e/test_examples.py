@@ -8,20 +8,23 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import asyncpg
 from warcio.archiveiterator import ArchiveIterator
 
-from examples.sites import ARTICLES_PER_DAY, CHAPTERS, DAYS, ITEMS, Answer, Manual, Site, price_of
+from examples.sites import ARTICLES_PER_DAY, CHAPTERS, DAYS, ITEMS, Answer, Manual, Shop, Site, price_of
+from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
 from tests.integration.test_sink_formats import assert_valid, database, postgres
 from tests.redis_server import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.e2e.command import Command
 
 __all__ = ["database", "postgres"]
 """Fixtures."""
@@ -73,6 +76,23 @@ def test_price_table_has_a_row_for_each_item_in_sqlite(tmp_path: Path) -> None:
     assert run("price_table", tmp_path) == ROWS
     with closing(sqlite3.connect(tmp_path / "prices.db")) as read:
         assert by_name([row for (row,) in read.execute("select item from items")]) == prices_of_two_days()
+
+
+def test_price_table_follows_the_prices_of_pages_that_are_visited_again(command: Command) -> None:
+    path = command.folder / "prices.db"
+
+    def rows() -> dict[str, tuple[float | None, float]]:
+        with closing(sqlite3.connect(path)) as read, suppress(sqlite3.OperationalError):  # no table yet
+            return by_name([row for (row,) in read.execute("select item from items")])
+        return {}
+
+    words = ("run", "examples.price_table:crawl", "-o", "sqlite:///prices.db", "--revisit", "2s", "--revisit-min", "1s")
+    with Shop() as shop, command.start(*words, shop.url, PYTHONPATH=str(REPOSITORY)) as running:
+        running.until(lambda: len(rows()) == ITEMS, "the prices of the first day")
+        shop.day = 2
+        running.until(lambda: rows() == prices_of_two_days(), "the prices of the second day")
+        running.interrupt()
+        assert running.wait().code == ExitCode.STOPPED
 
 
 async def test_price_table_has_a_row_for_each_item_in_postgresql(tmp_path: Path, database: str) -> None:

@@ -79,9 +79,8 @@ async def test_crawl_stops_at_the_frontier_s_bound_and_goes_on_when_it_was_raise
 @pytest.mark.parametrize("links", [5000, 50_000])
 async def test_page_of_many_links_holds_the_server_only_for_moments(crawl_name: str, links: int) -> None:
     with RedisServer(options=FAST | {"slowlog-log-slower-than": "20000"}) as server, SiteProcess(SiteSpec()) as site:
-        client = connect(server.url)
         seed = site.url(1, f"/fault/links_{links}")
-        async with crawling(server.url, crawl_name, [seed], pages_max=1) as run:
+        async with connect(server.url) as client, crawling(server.url, crawl_name, [seed], pages_max=1) as run:
             assert await run.word() == "LIMIT"
             slow = await client.slowlog_get(100)  # before our own counting, which reads whole queues
             await run.check()
@@ -90,4 +89,3 @@ async def test_page_of_many_links_holds_the_server_only_for_moments(crawl_name: 
             assert totals["page.queued"] == links
             assert totals["page.done"] == 1
         assert [(entry["command"][:40], entry["duration"]) for entry in slow] == []
-        await client.aclose()

@@ -7,7 +7,7 @@ SQLite; what changed goes to a file as well. One command crawls a shop of its ow
 
 For a shop of yours, and with as many machines as wanted:
 
-    streamcrawl run examples.price_monitor:crawl --seeds shop.txt -o changes.jsonl --redis redis://10.0.0.5/0
+    streamcrawl run examples.price_monitor:crawl https://shop.example.org/ -o changes.jsonl --redis redis://10.0.0.5/0
     streamcrawl worker examples.price_monitor:crawl --stage compare --redis redis://10.0.0.5/0
 """
 
@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from examples.shop import Shop
+from examples.running import streamcrawl
+from examples.sites import Shop
 from streamcrawl import Crawl, Drop, Request, Response
 
 if TYPE_CHECKING:
@@ -96,20 +95,10 @@ def main() -> None:
     """Watch a shop of our own for two days."""
     with Shop() as shop:
         for shop.day in (1, 2):
-            run(shop.url, f"changes-{shop.day}.jsonl")
-            with open(f"changes-{shop.day}.jsonl", encoding="utf-8") as changes:
+            output = f"changes-{shop.day}.jsonl"
+            streamcrawl("run", "examples.price_monitor:crawl", shop.url, "--delay", "0", "-o", output, "--fresh", "-q")
+            with open(output, encoding="utf-8") as changes:
                 print(f"day {shop.day}: {len(changes.readlines())} prices are new")
-
-
-def run(url: str, output: str) -> None:
-    """Crawl a shop anew."""
-    with open("shop.txt", "w", encoding="utf-8") as seeds:
-        seeds.write(url)
-    words = ["run", "examples.price_monitor:crawl", "--seeds", "shop.txt", "--delay", "0", "-o", output]
-    # From whatever folder: the program is found where this file is.
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    environment = {**os.environ, "PYTHONPATH": root}
-    subprocess.run([sys.executable, "-m", "streamcrawl", *words, "--fresh", "-q"], check=True, env=environment)
 
 
 if __name__ == "__main__":

@@ -99,11 +99,15 @@ class Request(msgspec.Struct, frozen=True):
 class Response:
     """One fetched page. Parsed once, and only when asked."""
 
-    def __init__(self, task: CrawlTask, answer: Answer, *, links_max: int = 50_000) -> None:
+    def __init__(
+        self, task: CrawlTask, answer: Answer, *, redirects: tuple[str, ...] = (), links_max: int = 50_000
+    ) -> None:
         self.url = task.url
         """As it was scheduled, canonical."""
         self.final_url = answer.url
         """After redirects within the host."""
+        self.redirects = (*task.redirects, *redirects)
+        """URLs that led here, in order, those of other hosts too."""
         self.status = answer.status
         self.headers = answer.headers
         self.body = answer.body

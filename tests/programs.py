@@ -195,6 +195,34 @@ async def detail(response: Response) -> dict[str, Any]:
     return {"url": response.url, "meta": response.meta, "label": response.label, "heard": heard}
 
 
+# -- two stages of which the second is the slower one; in each some items die
+
+watched = Crawl("watched", delay="50ms", stage_waiting_max=40, attempts_max=2, retry_base="10ms")
+watched.page(find)
+
+
+@watched.stage(concurrency=4)
+async def first_look(found: Found) -> Found:
+    """Sleep; fail at every tenth, and drop another one."""
+    await asyncio.sleep(NAP_S)
+    if found.url.endswith("3"):
+        raise ValueError("three is too much")
+    if found.url.endswith("5"):
+        raise Drop("five")
+    return found
+
+
+@watched.stage(concurrency=1)
+async def second_look(found: Found) -> dict[str, Any]:
+    """Do the same with others."""
+    await asyncio.sleep(NAP_S)
+    if found.url.endswith("7"):
+        raise ValueError("seven is too much")
+    if found.url.endswith("9"):
+        raise Drop("nine")
+    return {"url": found.url}
+
+
 # -- two versions of a program, and one that lacks a stage
 
 

@@ -148,7 +148,7 @@ def _of_program(options: CrawlOptions, program: Program) -> CrawlOptions:
         raise ConfigError(f"{settings['handler'].source} names a handler, and a program has its own: leave it out")
     return replace(
         options,
-        # Those of an option or a file instead, so that a program can be tried on other seeds.
+        # What is given here instead, so that a program can be tried on other seeds.
         urls=options.urls if options.urls or options.seeds or options.is_resume else program.seeds,
         name=options.name if options.name is not None else program.name,
         settings=settings,
@@ -170,7 +170,7 @@ def _check(options: CrawlOptions) -> None:
             raise ConfigError(f"--seeds {options.seeds} cannot be read: {error.strerror}") from error
     if not (options.urls or options.seeds or options.is_resume):
         raise ConfigError(
-            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give --seeds FILE"
+            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give URLs or --seeds FILE"
             if options.app
             else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or "
             "--resume to go on)"

@@ -21,12 +21,13 @@ def command(context: click.Context, /, **_: Any) -> ExitCode:
     """Run a program: all of its stages here, from its seeds, until nothing is left.
 
     MODULE:ATTRIBUTE names a streamcrawl.Crawl, as `shop:crawl` does in shop.py of this folder. Its name, seeds and
-    settings are those of the program where no option says more. Items that no stage takes go to its sinks and to -o
+    settings are those of the program where none are given here. Items that no stage takes go to its sinks and to -o
     FILE; with neither, to NAME.jsonl. --processes N gives N processes to the fetch and to each stage; add more on any
     machine with `streamcrawl worker MODULE:ATTRIBUTE --stage S`. The same command again goes on after a stop.
 
     \b
     streamcrawl run shop:crawl
+    streamcrawl run shop:crawl https://shop.example.org/
     streamcrawl run shop:crawl --redis redis://10.0.0.5:6379/0 --processes 4 -o prices.jsonl
     """
     from streamcrawl.cli.crawl_run import CrawlOptions, crawl  # Redis, asyncio and rich: not for --help
@@ -35,4 +36,4 @@ def command(context: click.Context, /, **_: Any) -> ExitCode:
 
 
 # Whatever can be said of a crawl can be said of a program's.
-command.params += [parameter for parameter in crawl_command.params if parameter.name != "urls"]
+command.params += crawl_command.params

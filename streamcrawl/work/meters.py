@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FETCH: Final = "fetch"
 BATCH: Final = "batch"
+STAGE: Final = "stage"
 """What consumes items: an output."""
 SUPERVISOR: Final = "supervisor"
 
@@ -49,6 +50,7 @@ OUTCOMES: Final = (*(outcome.value for outcome in Outcome), LEASE_LOST)
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     FETCH: ("commit", "dispatch", "offer", "due", "start", "visit", "hand_back", "addresses", "cookies", OTHER),
     BATCH: ("sink_commit", "sink_open", "hand_back", OTHER),
+    STAGE: ("stage_commit", "offer", "due", "hand_back", OTHER),
     SUPERVISOR: ("beat", "reclaim", "give_up", "finish", "put_back", "hand_back", "dispatch", "offer", OTHER),
 }
 """The scripts that each role calls in its work."""
@@ -85,7 +87,7 @@ class Family(msgspec.Struct, frozen=True, eq=False):
         """Yield the label values that a process of this role can have, in a fixed order."""
         of_role = {**self.labels, **({"command": COMMANDS[role]} if "command" in self.labels else {})}
         if "kind" in of_role:
-            of_role["kind"] = (ITEM,) if role == BATCH else KINDS
+            of_role["kind"] = KINDS if role == FETCH else (ITEM,)
         return product(*of_role.values())
 
 
@@ -111,7 +113,7 @@ def _family(
 
 
 _EVERY_COMMAND: Final = tuple(dict.fromkeys(command for own in COMMANDS.values() for command in own))
-_ALL: Final = (FETCH, BATCH, SUPERVISOR)
+_ALL: Final = (FETCH, STAGE, BATCH, SUPERVISOR)
 
 FETCH_SECONDS: Final = _family(
     "fetch_seconds",
@@ -134,24 +136,24 @@ FETCH_ERRORS: Final = _family(
 )
 BODY_BYTES: Final = _family("body_bytes", "Bytes of bodies, decoded", [FETCH], {"kind": KINDS})
 HANDLER_SECONDS: Final = _family(
-    "handler_seconds", "One call of the handler, or one batch of an output", [FETCH, BATCH], bounds=_WEB_S
+    "handler_seconds", "One call of the handler, or one batch of an output", [FETCH, STAGE, BATCH], bounds=_WEB_S
 )
 QUEUE_WAIT: Final = _family(
-    "queue_wait_seconds", "From the dispatch of an entry until a worker read it", [FETCH], bounds=_WAIT_S
+    "queue_wait_seconds", "From the dispatch of an entry until a worker read it", [FETCH, STAGE], bounds=_WAIT_S
 )
 TASK_LATENCY: Final = _family(
     "task_latency_seconds",
-    "From the discovery of a task until it was done, or from the commit of a record until it was written",
-    [FETCH, BATCH],
+    "From the discovery of a task until it was done, or from the commit of an item until it was done or written",
+    [FETCH, STAGE, BATCH],
     bounds=_LIFE_S,
 )
 COMMITS: Final = _family(
     "worker_commits",
     "Entries that these processes ended, by outcome",
-    [FETCH, BATCH],
+    [FETCH, STAGE, BATCH],
     {"kind": (*KINDS, ITEM), "outcome": OUTCOMES},
 )
-BATCH_SIZE: Final = _family("commit_batch_size", "Entries in one commit", [FETCH, BATCH], bounds=_SIZES)
+BATCH_SIZE: Final = _family("commit_batch_size", "Entries in one commit", [FETCH, STAGE, BATCH], bounds=_SIZES)
 REDIS_SECONDS: Final = _family(
     "redis_command_seconds",
     "One call of a script, until its answer",

@@ -399,7 +399,7 @@ class PageWork:
 
         def refresh(answer: Answer, hops: list[str]) -> str | None:
             nonlocal response, circle
-            response = Response(task, answer, links_max=self._settings.links_max)
+            response = Response(task, answer, redirects=tuple(hops), links_max=self._settings.links_max)
             target, circle = self._sent_on(task, response, hops, rules)
             return target
 

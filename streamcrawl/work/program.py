@@ -65,13 +65,11 @@ class Item(msgspec.Struct, frozen=True):
     attempt: int = 1
     crashes: int = 0
 
-    @property
-    def discovered_ms(self) -> int:
-        """Nobody says when an item came to be; 0."""
-        return 0
+    discovered_ms: int = 0
+    """When it was emitted, or put back to be tried again; 0 where nobody says."""
 
     @classmethod
-    def read(cls, fields: Mapping[bytes, bytes]) -> Item:
+    def read(cls, fields: Mapping[bytes, bytes], discovered_ms: int = 0) -> Item:
         """Return the item of a stage's entry.
 
         Raises:
@@ -80,7 +78,7 @@ class Item(msgspec.Struct, frozen=True):
         try:
             kind, raw, depth = _STORED.decode(fields[b"item"])
             attempt, crashes = int(fields.get(b"attempt", 1)), int(fields.get(b"crashes", 0))
-            return cls(kind, bytes(raw), fields.get(b"url", b"").decode(), depth, attempt, crashes)
+            return cls(kind, bytes(raw), fields.get(b"url", b"").decode(), depth, attempt, crashes, discovered_ms)
         except (KeyError, ValueError, msgspec.MsgspecError) as error:
             raise CodecError(f"stored item cannot be read ({error}): {fields.get(b'item', b'')[:120]!r}") from error
 

@@ -122,7 +122,7 @@ class StageWork:
     def decode(self, entry: Entry) -> Item | StageCommit:
         """Return the item of an entry, or the commit that buries an entry which cannot be read."""
         try:
-            return Item.read(entry.fields)
+            return Item.read(entry.fields, int(entry.id.partition("-")[0]))
         except CodecError as error:
             return StageCommit(entry.id, Outcome.DEAD, ("codec", str(error)[:1000]))
 

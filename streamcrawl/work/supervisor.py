@@ -31,7 +31,7 @@ from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.lag import LagLoop
 from streamcrawl.work.logs import Level, Said, as_said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
-from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, SUPERVISOR, Meters, added
+from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, STAGE, SUPERVISOR, Meters, added
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.program import PAGE
 from streamcrawl.work.reclaim import ReclaimLoop
@@ -346,16 +346,17 @@ class Supervisor:
 
     def readings(self) -> list[Reading]:
         """Return what each stage here has counted since this supervisor began, its own process last."""
-        stages = [FETCH] if self._is_fetching else []
-        stages += [*(sink.name for sink in self._sinks if sink.path), *(stage.line for stage in self._stages)]
+        stages = [(FETCH, FETCH)] if self._is_fetching else []
+        stages += ((sink.name, BATCH) for sink in self._sinks if sink.path)
+        stages += ((stage.line, STAGE) for stage in self._stages)
         found = []
-        for stage in stages:
+        for stage, role in stages:
             live = [child for child in self.children if child.stage == stage]
             alive = [child for child in live if child.is_alive]
             found.append(
                 Reading(
                     stage,
-                    FETCH if stage == FETCH else BATCH,
+                    role,
                     added(self._ended.get(stage, ()), *(child.board.meters.read() for child in live)),
                     self._restarts[stage],
                     [child.pid for child in alive],

@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,12 +23,12 @@ from redis import Redis
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.janitor import MEMORY_MARK
-from tests.e2e.command import Command, Running
+from tests.e2e.command import REPOSITORY, Command, Running
 from tests.prometheus_server import Prometheus
 from tests.redis_server import DURABLE, RedisServer, free_port
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
-from tests.unit.test_dashboards import RULES, expressions, rules
+from tests.unit.test_dashboards import DASHBOARDS, RULES, expressions, rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +55,10 @@ SETTINGS: Final = {
     "path_depth_max": 3,
     "sink_waiting_max": 100,
 }
+PROGRAM: Final = "tests.programs:watched"
+STAGES: Final = ("first_look", "second_look")
+NAP_S: Final = "0.02"
+"""Of each item in a stage, so that some are in hand when somebody looks."""
 MEMORY: Final = "256mb"
 PATIENCE_S: Final = 60.0
 SHORTER: Final = (
@@ -79,7 +84,8 @@ LOWER: Final = {
 class Watched:
     """A crawl with two supervisors, two exporters and a Prometheus that scrapes all of them."""
 
-    def __init__(self, folder: Path, rules: list[Path], site: SiteSpec = SITE) -> None:
+    def __init__(self, folder: Path, rules: list[Path], site: SiteSpec = SITE, *, program: str = "") -> None:
+        """Prepare it; with a program it is the crawl of that one, and the second supervisor works at its last stage."""
         self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY})
         self.site = SiteProcess(site)
         self.command = Command(folder / "here")
@@ -95,6 +101,8 @@ class Watched:
             rules,
         )
         self.since = 0.0
+        self._begin = ("run", program) if program else ("crawl", "--name", NAME)
+        self._join = ("worker", program, "--stage", STAGES[-1]) if program else ("worker", NAME, "--concurrency", "8")
 
     @contextmanager
     def at_work(self) -> Iterator[Self]:
@@ -105,15 +113,16 @@ class Watched:
             place = ("--redis", self.redis.url)
             seeds = [self.site.url(host, "/p/0") for host in range(1, self.site.site.spec.hosts + 1)]
             seeds += [self.site.url(1, path) for path in ("/fault/reset", "/fault/status_500", "/private/a/b/0")]
-            options = ["--name", NAME, "--config", "settings.toml", "--delay", "50ms", "--metrics-port", self.ports[0]]
-            self.crawl = stack.enter_context(self.command.start("crawl", *seeds, *place, *options))
-            self.worker = stack.enter_context(
-                self.command.start("worker", NAME, *place, "--metrics-port", self.ports[1], "--concurrency", "8")
-            )
+            options = ["--config", "settings.toml", "--delay", "50ms", "--metrics-port", self.ports[0]]
+            self.crawl = stack.enter_context(self._start(*self._begin, *seeds, *place, *options))
+            self.worker = stack.enter_context(self._start(*self._join, *place, "--metrics-port", self.ports[1]))
             self.exporters = [
                 stack.enter_context(self.command.start("exporter", *place, "--port", port)) for port in self.ports[2:]
             ]
             yield self
+
+    def _start(self, *words: str) -> Running:
+        return self.command.start(*words, PYTHONPATH=str(REPOSITORY), TESTS_NAP=NAP_S)
 
     def say(self, *words: str) -> None:
         """Run a command of an operator."""
@@ -129,15 +138,30 @@ class Watched:
     def has(self, expr: str) -> bool:
         return bool(self.prometheus.instant(expr))
 
+    def by_stage(self, expr: str) -> dict[str, float]:
+        """Return what a query says now of the program's stages, zeros left out."""
+        found = {one.labels.get("stage", ""): one.values[0] for one in self.prometheus.instant(expr)}
+        return {stage: value for stage, value in found.items() if stage in STAGES and value}
+
     def fetching_child(self, of: Running) -> psutil.Process:
         """Return the process of a supervisor that fetches."""
         (found,) = [one for one in self.children("fetch") if of.process.pid in {parent.pid for parent in one.parents()}]
         return found
 
-    def children(self, role: str) -> list[psutil.Process]:
-        """Return the processes that do this; of an output, whoever writes it now."""
+    def children(self, role: str, stage: str = "") -> list[psutil.Process]:
+        """Return the processes that do this, or only those of one stage; of an output, whoever writes it now."""
         status = json.loads(self.command.run("status", NAME, "--json", "--redis", self.redis.url).out)
-        return [psutil.Process(worker["pid"]) for worker in status["workers"] if worker["role"] == role]
+        return [
+            psutil.Process(worker["pid"])
+            for worker in status["workers"]
+            if worker["role"] == role and worker["stage"].startswith(stage)
+        ]
+
+    def until_some(self, expr: str, stage: str) -> None:
+        self.until(f"{expr} has {stage}", lambda: stage in self.by_stage(expr))
+
+    def until_is(self, expr: str, counts: dict[str, float]) -> None:
+        self.until(f"{expr} is {counts}", lambda: self.by_stage(expr) == counts)
 
     def until_firing(self, *alerts: str) -> None:
         self.until(f"{alerts} fire", lambda: set(alerts) <= self.prometheus.firing())
@@ -190,6 +214,89 @@ def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_p
         except AssertionError:
             raise AssertionError("\n".join(f"{where}: {expr}" for where, expr in missing)) from None
         assert prometheus.faults() == []
+
+
+ENDINGS: Final = ("created", "done", "dead", "dropped")
+TRUTH: Final = "sum by (stage) (max without (instance, job, pod) ({}))"
+"""Both exporters say the same."""
+WAITING: Final = TRUTH.format("streamcrawl_stream_oldest_waiting_seconds")
+OF_OTHERS: Final = (
+    "streamcrawl_throttled",
+    "streamcrawl_output_bytes",
+    "streamcrawl_worker_restarts_total",
+    "streamcrawl_tasks_reclaimed_total",
+)
+"""What is of the fetch, of files, or of workers that die: see the test before."""
+
+
+def of_stages() -> list[tuple[str, str, str]]:
+    """Every query of a dashboard that speaks of each stage: where it stands, the stage, and the query."""
+    names = {path.stem for path in DASHBOARDS}
+    by_stage = [
+        (where, filled(expr))
+        for where, expr in expressions()
+        if where.partition(":")[0] in names
+        and re.search(r"\bby \([^)]*\bstage\b", expr)
+        and 'stage="fetch"' not in expr
+        and not any(name in expr for name in OF_OTHERS)
+    ]
+    return [(where, stage, expr) for where, expr in by_stage for stage in STAGES]
+
+
+def has_ended_all(redis: Redis, stage: str) -> bool:
+    """Return whether a stage has nothing left of what it got; delayed items are left."""
+    created, *ended = redis.hmget(Keys(NAME).totals, [f"{stage}.{ending}" for ending in ENDINGS])
+    return int(created or 0) == sum(int(count or 0) for count in ended)
+
+
+@pytest.mark.timeout(240)
+def test_a_programs_stages_are_in_every_panel_and_their_figures_are_those_of_the_audit(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, RULES, program=PROGRAM)
+    with watched.at_work():
+        prometheus = watched.prometheus
+        watched.until_some(TRUTH.format("streamcrawl_tasks_done_total"), STAGES[-1])
+        watched.until("both supervisors work at it", lambda: len(watched.children("stage", STAGES[-1])) == 2)
+        # However fast a machine is, items wait for a stage that stands still.
+        for stage in reversed(STAGES):
+            with frozen(*(child.pid for child in watched.children("stage", stage))):
+                watched.until_some(WAITING, stage)
+        missing = of_stages()
+
+        def everything_is_there() -> bool:
+            missing[:] = [
+                (where, stage, expr)
+                for where, stage, expr in missing
+                if not any(
+                    one.labels.get("stage") == stage and not all(map(isnan, one.values))
+                    for one in prometheus.over(expr, since=watched.since)
+                )
+            ]
+            return not missing
+
+        try:
+            watched.until("every query has both stages", everything_is_there)
+        except AssertionError:
+            raise AssertionError("\n".join(f"{where}: {stage}: {expr}" for where, stage, expr in missing)) from None
+        assert prometheus.faults() == []
+
+        # Paused, what is in the stages is worked off, and their workers stay to be asked.
+        watched.say("pause", NAME)
+        # In the order in which they feed each other: what is empty once stays so.
+        with Redis.from_url(watched.redis.url) as redis:
+            watched.until("no page is in hand", lambda: redis.xlen(Keys(NAME).fetch_stream) == 0)
+            for stage in STAGES:
+                watched.until(f"{stage} has ended all it got", partial(has_ended_all, redis, stage))
+        audit = watched.command.run("audit", NAME, "--json", "--redis", watched.redis.url)
+        assert audit.code == ExitCode.DONE, audit
+        totals = json.loads(audit.out)["totals"]
+        for ending in ENDINGS:
+            counts = {stage: totals[f"{stage}.{ending}"] for stage in STAGES}
+            assert all(counts.values()), totals
+            by_exporters = TRUTH.format(f"streamcrawl_tasks_{ending}_total")
+            by_workers = f'sum by (stage) (streamcrawl_worker_commits_total{{outcome="{ending}"}})'
+            watched.until_is(by_exporters, counts)
+            if ending != "created":
+                watched.until_is(by_workers, counts)
 
 
 def hurried_rules(folder: Path) -> list[Path]:

@@ -42,6 +42,7 @@ async def test_page_is_read_as_it_was_written(body: bytes) -> None:
     assert (page.url, page.final_url, page.status, page.depth) == (TASK.url, "http://a.test/final", 404, 2)
     assert (page.body, page.label, page.meta, page.referrer) == (body, "item", {"n": [1, None]}, "http://a.test/")
     assert (page.headers["etag"], page.headers["odd"]) == ("x", "?")
+    assert page.redirects == (*TASK.redirects, "http://a.test/hop")
     if b"title" in body:
         assert (page.page.title, page.links()) == ("café", ("http://a.test/b",))
 

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 _SEEDS_STORED_MAX: Final = 1000
 """URL arguments kept for --resume: more than fit on a command line come by --seeds."""
 _NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_PROGRAM: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 class CrawlOptions(msgspec.Struct, frozen=True):
@@ -160,8 +161,16 @@ def _check(options: CrawlOptions) -> None:
     if options.is_fresh and options.is_resume:
         raise ConfigError("--fresh deletes the crawl and --resume goes on with it: give one of the two")
     for url in options.urls:
-        if seed_url(url)[0] is None:
-            raise ConfigError(f"{without_credentials(url)!r} is not an http(s) URL")
+        read, is_completed = seed_url(url)
+        if read is None:
+            run = f"; a program is run by: streamcrawl run {url}" if _PROGRAM.fullmatch(url) else ""
+            raise ConfigError(f"{without_credentials(url)!r} is not an http(s) URL{run}")
+        # shop.py and urls.txt could be names of hosts, and would be asked for until they are given up.
+        if is_completed and os.path.isfile(url):
+            raise ConfigError(
+                f"{url!r} is a file here: give its URLs with --seeds {url}, run a program with streamcrawl run "
+                f"MODULE:ATTRIBUTE, or write {read} for the site of that name"
+            )
     if options.seeds is not None and options.seeds != STDIN:
         try:
             with open(options.seeds, "rb"):
@@ -286,6 +295,7 @@ class _Crawl(Running):
                 sinks=sinks,
                 pages_before=pages_before,
                 resume=self._resume_command(),
+                more=f"{self._resume_command()} --max-pages N",
                 app=options.app,
                 program=self._program,
                 feeding=(self._feed(seeds, again),),
@@ -396,7 +406,8 @@ class _Crawl(Running):
         raise ConfigError(f"say which crawl to resume: --name NAME (in {FOLDER}: {', '.join(names) or 'none'})")
 
     def _nothing_to_resume(self) -> ConfigError:
-        return ConfigError(f"there is no crawl {self._name!r} to resume here; leave --resume out to begin it")
+        there = f" (there: {', '.join(embedded_names()) or 'none'})" if self._options.redis_url is None else ""
+        return ConfigError(f"there is no crawl {self._name!r} to resume here{there}; leave --resume out to begin it")
 
     def _resume_command(self) -> str:
         if self._program is not None:

@@ -27,9 +27,8 @@ from streamcrawl.cli.options import (
     metavar="DURATION",
     type=Duration(),
     default=1000,
-    show_default="1s",
     cls=GroupedOption,
-    help="Between two looks of --watch, 100ms at least.",
+    help="Between two looks of --watch, 100ms at least. Default: 1s.",
 )
 @config_option()
 @debug_option()

@@ -149,6 +149,8 @@ class _Worker(Running):
                 + "; it is paused"
                 * status.is_paused
             )
+            again = shlex.join(self._command())
+            raise_it = shlex.join(["streamcrawl", "settings", "set", self._name, "max-pages=N", *self._place])
             return await self.run_crawl(
                 Job(
                     name=self._name,
@@ -160,7 +162,8 @@ class _Worker(Running):
                     # Who works for some stages leaves the files to others.
                     sinks=[SinkSpec(sink, "" if self._only else path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
-                    resume=shlex.join(self._command()),
+                    resume=again,
+                    more=f"{raise_it}, then {again}",
                     app=self._app,
                     program=self._program,
                     only=self._only,

@@ -39,6 +39,8 @@ class Run(msgspec.Struct, frozen=True):
     """Pages that were done when it began."""
     resume: str
     """The command that goes on with it."""
+    more: str
+    """What to do for more pages than --max-pages."""
 
 
 def exit_code(word: str, status: Status) -> ExitCode:
@@ -133,7 +135,7 @@ def _next(run: Run, status: Status) -> list[str]:
         is_idle = run.pages_before and status.page("done") == run.pages_before
         return ["nothing was left to do; --fresh begins again"] if is_idle else []
     if run.word == "LIMIT":
-        return [f"more: {run.resume} --max-pages N"]
+        return [f"more: {run.more}"]
     if run.word == "UNBALANCED":
         return [f"look at it: streamcrawl audit {status.name}"]
     if run.word == "GONE":

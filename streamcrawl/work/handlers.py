@@ -183,6 +183,8 @@ class Handler:
         return handled
 
     def _add(self, handled: Handled, thing: Any, depth: int) -> None:
+        if isinstance(thing, Retry | Drop):
+            raise TypeError(f"{type(thing).__name__} was given as an item: raise it")
         if not isinstance(thing, Request):
             handled.items += self._route(thing, depth)
             if len(handled.items) > 2 * ITEMS_MAX:

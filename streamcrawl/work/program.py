@@ -339,26 +339,55 @@ def load_object(path: str, what: str) -> Any:
     """Return what `module:attribute` names.
 
     Raises:
-        ConfigError: there is no such module or attribute.
+        ConfigError: there is no such module or attribute, or the module itself fails.
     """
     module_name, colon, name = path.partition(":")
-    if not colon:
-        raise ConfigError(f"{what} {path!r} must be written module:attribute")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{what} {path!r} must be written module:attribute, as shop:crawl for `crawl` in shop.py")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except Exception as error:  # the module is somebody's code: a traceback through ours would hide its line
+        raise ConfigError(f"{what} {path!r} cannot be loaded: {_why(error)}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
         raise ConfigError(f"{what} {path!r} cannot be loaded: {error}") from error
+
+
+def _why(error: Exception) -> str:
+    """Return in one line why a module could not be imported, and where in it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # which names file and line by itself
+    inside = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__) and not frame.filename.startswith("<")
+    ]
+    if not inside:
+        return f"{error} (looked for in this folder and where Python finds modules)"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({inside[-1].filename}, line {inside[-1].lineno})"
 
 
 def load_program(path: str) -> Program:
     """Return the program whose `Crawl` is at `module:attribute`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it names a stage that it does not have.
     """
     program = getattr(load_object(path, "program"), "program", None)
     if not isinstance(program, Program):
         raise ConfigError(f"program {path!r} is no streamcrawl.Crawl")
+    known = [PAGE, *(stage.name for stage in program.stages)]
+    for resource in program.resources:
+        # Opened nowhere, it would be missed only by the first item.
+        if unknown := next((stage for stage in resource.stages if stage not in known), None):
+            raise ConfigError(
+                f"program {program.name!r} has no stage {unknown!r}, for which {resource.name} is: "
+                f"it has {', '.join(known)}"
+            )
     return program

@@ -59,6 +59,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", URL, "--processes", "0"], "--processes 0 will not do: the least is 1"),
         (["crawl", URL, "--shards", "257"], "--shards 257 will not do: the most is 256"),
         (["crawl", URL, "--nameserver", "dns.test"], "--nameserver 'dns.test' is not the address of a name server"),
+        (["crawl", "shop:crawl"], "is not an http(s) URL; a program is run by: streamcrawl run shop:crawl"),
+        (["run", "shop.py"], "must be written module:attribute, as shop:crawl for `crawl` in shop.py"),
+        (["run", "no_such_shop:crawl"], "No module named 'no_such_shop' (looked for in this folder and where"),
         (["crawl", "ftp://me:hunter2@a.test/"], "'ftp://***@a.test/' is not an http(s) URL"),
         (["crawl", URL, "--header", "X: secret"], 'header 1 will not do: write "example.org: Name: value"'),
         (["crawl", URL, "--auth", "a.test secret"], 'auth 1 will not do: write "example.org: user:password"'),
@@ -71,7 +74,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["crawl", URL, "--fresh", "--resume"], "give one of the two"),
         (["crawl", "--seeds", "none.txt"], "--seeds none.txt cannot be read: No such file"),
         (["crawl", "--resume"], "say which crawl to resume: --name NAME (in .streamcrawl: none)"),
-        (["crawl", "--resume", "--name", "none"], "there is no crawl 'none' to resume here"),
+        (
+            ["crawl", "--resume", "--name", "none"],
+            "there is no crawl 'none' to resume here (there: none); leave --resume out",
+        ),
         (["crawl", URL, "--redis", "http://127.0.0.1"], "write redis://HOST:PORT/DB"),
         (["crawl", URL, "--colour", "1"], "No such option '--colour'"),
         (["crawl", URL, "--colour"], "No such option '--colour'"),
@@ -100,6 +106,16 @@ def test_file_of_something_else_is_not_written_over(capsys: pytest.CaptureFixtur
     assert code == ExitCode.USAGE
     assert "exists and is not of this crawl" in err
     assert [path.name for path in Path().iterdir()] == ["pages.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["urls.txt", "shop.py"])
+def test_file_in_the_place_of_a_url_is_not_taken_for_a_host(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    Path(name).write_text("https://example.org/\n")
+    code, _, err = run(capsys, "crawl", name)
+    assert code == ExitCode.USAGE
+    assert f"{name!r} is a file here: give its URLs with --seeds {name}" in err
+    assert f"or write https://{name}/ for the site of that name\n" in err
+    assert [path.name for path in Path().iterdir()] == [name]
 
 
 def test_file_without_a_usable_seed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

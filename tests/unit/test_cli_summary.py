@@ -13,6 +13,7 @@ from streamcrawl.ops.status import DeadLetter, HostStatus, SinkStatus, Status, r
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 
 RESUME = "streamcrawl crawl --resume --name c"
+MORE = f"{RESUME} --max-pages N"
 
 
 def status(**values: Any) -> Status:
@@ -21,7 +22,7 @@ def status(**values: Any) -> Status:
 
 
 def run(word: str, pages_before: int = 0) -> Run:
-    return Run(word, elapsed_s=10.0, pages_before=pages_before, resume=RESUME)
+    return Run(word, elapsed_s=10.0, pages_before=pages_before, resume=RESUME, more=MORE)
 
 
 LETTER = DeadLetter("http://a/1", "timeout", "no answer in 30 s", "", 0)
@@ -88,7 +89,7 @@ def test_summary_says_how_many_hosts_more_were_given_up() -> None:
 @pytest.mark.parametrize(
     ("word", "stopped", "first", "last"),
     [
-        ("LIMIT", "", "crawl c: stopped at --max-pages", f"  more: {RESUME} --max-pages N"),
+        ("LIMIT", "", "crawl c: stopped at --max-pages", f"  more: {MORE}"),
         ("INTERRUPTED", "", "crawl c: interrupted", f"  go on: {RESUME}"),
         ("PAUSED", "", "crawl c: paused", f"  go on: {RESUME}"),
         ("STOPPED", "FRONTIER_FULL", "raise --frontier-max", f"  go on: {RESUME}"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from streamcrawl.errors import StageError
+from streamcrawl.response import Drop, Retry
 from streamcrawl.work.handlers import Handler
 
 if TYPE_CHECKING:
@@ -32,6 +33,16 @@ async def test_odd_end_of_a_handler_is_an_error_of_its_own(function: Callable[[R
     # StopIteration was waited for until the time limit, a cancellation passed for a lost lease.
     with pytest.raises(StageError, match=function.__name__):
         await Handler(function, timeout_ms=60_000)(PAGE)
+
+
+@pytest.mark.parametrize("word", [Drop("sold_out"), Retry(after_s=1)])
+async def test_word_that_is_returned_and_not_raised_is_said_so(word: Exception) -> None:
+    def returns(_: Response) -> Any:
+        return word
+
+    # Taken for an item, it "cannot be written as JSON": nobody would guess from that what to do.
+    with pytest.raises(StageError, match=f"{type(word).__name__} was given as an item: raise it"):
+        await Handler(returns, timeout_ms=60_000)(PAGE)
 
 
 async def test_cancellation_of_the_slot_passes() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import pytest
 
 from streamcrawl import Crawl
 from streamcrawl.errors import CodecError, ConfigError, StageError
-from streamcrawl.work.program import ENCODE, PAGE, Item, Program, Taken, annotation_of
+from streamcrawl.work.program import ENCODE, PAGE, Item, Program, Taken, annotation_of, load_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -237,6 +240,32 @@ def test_settings_of_a_program_are_spelled_as_in_a_settings_file() -> None:
     for wrong, words in (({"delay_ms": 5}, "nearest is 'delay'"), ({"delay": "soon"}, "delay='soon'")):
         with pytest.raises(ConfigError, match=words):
             Crawl("shop", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def f(:", r"SyntaxError: invalid syntax \(\w+\.py, line 2\)$"),
+        ("crawl = {}['x']", r"KeyError: 'x' \(.+\.py, line 2\)$"),
+        ("import no_such_thing", r"ModuleNotFoundError: No module named 'no_such_thing' \(.+\.py, line 2\)$"),
+        ("crawl = Crawl('a b')", "crawl name 'a b' will not do"),
+        ("shop = Crawl('a')", "has no attribute 'crawl'$"),
+        ("crawl = 3", "is no streamcrawl.Crawl$"),
+        (
+            "crawl = Crawl('a')\n@crawl.on_start(stages=['save'])\nasync def database(): yield 1",
+            "program 'a' has no stage 'save', for which database is: it has page$",
+        ),
+    ],
+)
+def test_module_that_cannot_be_loaded_is_one_line_that_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"program_{abs(hash(text))}"  # Python remembers a module by its name
+    (tmp_path / f"{name}.py").write_text(f"from streamcrawl import Crawl\n{text}\n")
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_program(f"{name}:crawl")
+    assert "\n" not in str(caught.value)
 
 
 def test_resource_is_open_in_workers_only() -> None:

@@ -18,6 +18,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from streamcrawl.cli import interrupts
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import (
     delete_embedded,
@@ -93,7 +94,7 @@ def pause(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str, 
             )
             write(f"crawl {name}: paused; {far}go on: {at.command('resume')}")
 
-    asyncio.run(run())
+    interrupts.run(run())
     return ExitCode.DONE
 
 
@@ -115,14 +116,14 @@ def resume(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str,
             none = "" if is_alive else f"; no worker is alive, start some: {at.start()}"
             write(f"crawl {name}: {was_text}{none}")
 
-    asyncio.run(run())
+    interrupts.run(run())
     return ExitCode.DONE
 
 
 def drain(name: str, redis_url: str | None, *, timeout_ms: int, is_json: bool, place: tuple[str, ...]) -> ExitCode:
     """Pause, and wait until every stream of every shard is empty."""
     try:
-        return asyncio.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
+        return interrupts.run(_drain(name, redis_url, timeout_ms, is_json=is_json, options=place))
     except KeyboardInterrupt:
         click.echo(f"streamcrawl: interrupted; crawl {name} stays paused until `streamcrawl resume`", err=True)
         return ExitCode.STOPPED
@@ -231,7 +232,7 @@ def close(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
             else:
                 write(f"crawl {name}: closed; it ends once nothing is left to do")
 
-    asyncio.run(run())
+    interrupts.run(run())
     return ExitCode.DONE
 
 
@@ -252,7 +253,7 @@ def delete(name: str, redis_url: str | None, *, is_sure: bool, is_json: bool) ->
     Raises:
         ConfigError: there is no such crawl, nobody can be asked, or its folder is in use.
     """
-    doomed = asyncio.run(_look(name, redis_url))
+    doomed = interrupts.run(_look(name, redis_url))
     if not is_json:
         for line in doomed.lines:
             click.echo(line, err=True)
@@ -261,7 +262,7 @@ def delete(name: str, redis_url: str | None, *, is_sure: bool, is_json: bool) ->
             raise ConfigError(f"nothing is deleted without a word: give --yes to delete crawl {name!r}")
         # Between the two runs of the event loop, whose own Ctrl-C would not reach a prompt.
         click.confirm(f"delete crawl {name}?", abort=True, err=True)
-    keys = asyncio.run(_delete(name, redis_url, is_json=is_json))
+    keys = interrupts.run(_delete(name, redis_url, is_json=is_json))
     if is_json:
         _write_json(name, deleted=True, keys=keys, kept=doomed.files)
         return ExitCode.DONE

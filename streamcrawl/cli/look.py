@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from streamcrawl.cli import interrupts
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import FOLDER, embedded_names, existing_store
 from streamcrawl.errors import ConfigError, ExitCode, StoreUnavailable
@@ -29,7 +29,7 @@ def show_status(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
         async with existing_store(redis_url, name) as store:
             return await read_status(store.client, name)
 
-    status = asyncio.run(read())
+    status = interrupts.run(read())
     if is_json:
         write(msgspec.json.encode(status.as_json()).decode())
     else:
@@ -39,7 +39,7 @@ def show_status(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
 
 def list_crawls(redis_url: str | None, *, is_json: bool) -> ExitCode:
     """Print the crawls of a Redis, or those in this folder; of the latter, figures only of those that run."""
-    rows = asyncio.run(_list(redis_url))
+    rows = interrupts.run(_list(redis_url))
     if is_json:
         write(msgspec.json.encode({"crawls": rows}).decode())
     elif not rows:
@@ -93,7 +93,7 @@ def run_audit(name: str, redis_url: str | None, *, is_json: bool) -> ExitCode:
         async with existing_store(redis_url, name) as store:
             return await audit(await join_crawl(store.client, name, is_only_read=True))
 
-    report = asyncio.run(read())
+    report = interrupts.run(read())
     if is_json:
         write(msgspec.json.encode(report.as_json()).decode())
     else:

@@ -6,7 +6,6 @@ everything else one object.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from streamcrawl.cli import interrupts
 from streamcrawl.cli.bar import Bar
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import existing_store, start_command
@@ -59,7 +59,7 @@ def _run(place: Place, work: Callable[[Shards], Awaitable[ExitCode]]) -> ExitCod
         async with _opened(place) as crawl:
             return await work(crawl)
 
-    return asyncio.run(run())
+    return interrupts.run(run())
 
 
 def _json(document: Any) -> None:

@@ -6,11 +6,11 @@ change is decided by the classes of settings.py. Start at `set_settings`.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from streamcrawl.cli import interrupts
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import existing_store
 from streamcrawl.errors import ConfigError, ExitCode
@@ -49,7 +49,7 @@ def show_settings(name: str, redis_url: str | None, *, is_json: bool) -> ExitCod
             tuned = await read_tuned(crawl)
             return tuned, settings_of(crawl, name, tuned.given)
 
-    tuned, settings = asyncio.run(read())
+    tuned, settings = interrupts.run(read())
     fields = [field for field, (kind, _) in CLASSES.items() if kind is not SettingClass.LOCAL]
     if is_json:
         rows = {key_of(field): _as_json(field, tuned, settings) for field in fields}
@@ -99,7 +99,7 @@ def set_settings(name: str, redis_url: str | None, texts: Sequence[str], *, is_j
             await _refuse_while_at_work(crawl, name, changes)
             return before, old, *await tune(crawl, name, changes)
 
-    before, old, now, settings = asyncio.run(change())
+    before, old, now, settings = interrupts.run(change())
     fields = [field for field in changes if getattr(old, field) != getattr(settings, field)]
     if is_json:
         rows = {key_of(field): [getattr(old, field), getattr(settings, field)] for field in fields}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from redis.asyncio import Redis
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A runner in the background of a script leaves it ignored. Every command under test would inherit that, and those that
+    # are interrupted would run on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,8 @@ async def _interruptible(command: Coroutine[Any, Any, _Result]) -> _Result:
             task.cancel()
             loop.call_later(AGAIN_S, interrupt)
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # begun in the background of a script
+        loop.add_signal_handler(signal.SIGINT, interrupt)
     try:
         return await task
     except asyncio.CancelledError:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A runner in the background of a script leaves it ignored. Every command under test would inherit that, and those that
-    # are interrupted would run on.
+    # A runner in the background of a script leaves it ignored. Every command under test would inherit that, and those
+    # that are interrupted would run on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -76,13 +76,33 @@ def _escaped(prefix: str) -> str:
     return re.sub(r"([\[\]\\?*^])", r"\\\1", prefix)
 
 
-class Keys:
+class _Prefixed:
+    """What all keys of one owner have in common: they begin alike, and there is a closed list of them."""
+
+    def __init__(self, prefix: str, kinds: tuple[tuple[re.Pattern[str], KeyKind], ...]) -> None:
+        self.prefix: Final = prefix
+        self._kinds = kinds
+
+    @property
+    def pattern(self) -> str:
+        """Glob for SCAN that matches every key of this owner and of no other."""
+        return _escaped(self.prefix) + "*"
+
+    def describe(self, key: str) -> KeyKind | None:
+        """Return what a key of this owner is; None when no such key should exist."""
+        if not key.startswith(self.prefix):
+            return None
+        name = key[len(self.prefix) :]
+        return next((kind for pattern, kind in self._kinds if pattern.match(name)), None)
+
+
+class Keys(_Prefixed):
     """The keys of one shard of one crawl."""
 
     def __init__(self, crawl: str, shard: int = 0) -> None:
         self.crawl: Final = crawl
         self.shard: Final = shard
-        self.prefix: Final = f"{ROOT}:{{{crawl}:{shard}}}:"
+        super().__init__(f"{ROOT}:{{{crawl}:{shard}}}:", _KINDS)
         self.state: Final = self.prefix + "state"
         """KEYS[1] of every script; the script takes the prefix from it."""
         self.totals: Final = self.prefix + "totals"
@@ -121,18 +141,6 @@ class Keys:
     def seen(self, bucket: int) -> str:
         return f"{self.prefix}seen:{bucket}"
 
-    @property
-    def pattern(self) -> str:
-        """Glob for SCAN that matches every key of this shard and of no other crawl."""
-        return _escaped(self.prefix) + "*"
-
-    def describe(self, key: str) -> KeyKind | None:
-        """Return what a key of this shard is; None when no such key should exist."""
-        if not key.startswith(self.prefix):
-            return None
-        name = key[len(self.prefix) :]
-        return next((kind for pattern, kind in _KINDS if pattern.match(name)), None)
-
 
 _QUEUE_KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
     (re.compile(pattern), KeyKind(word, kind, True))
@@ -150,12 +158,12 @@ _QUEUE_KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
 )
 
 
-class QueueKeys:
+class QueueKeys(_Prefixed):
     """The keys of one TaskQueue. Its hash tag is its name alone, and `queue:` before it keeps it apart from crawls."""
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
-        self.prefix: Final = f"{ROOT}:queue:{{{name}}}:"
+        super().__init__(f"{ROOT}:queue:{{{name}}}:", _QUEUE_KINDS)
         self.state: Final = self.prefix + "state"
         """KEYS[1] of every script; the script takes the prefix from it."""
         self.totals: Final = self.prefix + "totals"
@@ -172,15 +180,3 @@ class QueueKeys:
 
     def stream(self, level: int) -> str:
         return f"{self.prefix}stream:{level}"
-
-    @property
-    def pattern(self) -> str:
-        """Glob for SCAN that matches every key of this queue and of nothing else."""
-        return _escaped(self.prefix) + "*"
-
-    def describe(self, key: str) -> KeyKind | None:
-        """Return what a key of this queue is; None when no such key should exist."""
-        if not key.startswith(self.prefix):
-            return None
-        name = key[len(self.prefix) :]
-        return next((kind for pattern, kind in _QUEUE_KINDS if pattern.match(name)), None)

@@ -33,7 +33,7 @@ from streamcrawl.ops.hosts import (
 from streamcrawl.ops.status import counted
 from streamcrawl.ops.words import moment, parse_moment_ms
 from streamcrawl.settings import parse_duration_ms
-from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.shards import join_crawl
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ async def _where(
     ids: Sequence[str],
 ) -> Where:
     with mapped_errors():
-        seconds, micros = await crawl.client.time()
-    now_ms = seconds * 1000 + micros // 1000
+        now_ms = server_ms(await crawl.client.time())
     return letters.Where(
         values=letters.parse_where(where),
         hosts=tuple(hosts),

@@ -30,7 +30,7 @@ from streamcrawl.rules.urls import (
     split_url,
     without_credentials,
 )
-from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.seen import is_fingerprint_seen, is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
 
@@ -303,13 +303,13 @@ async def _kept(frontier: Frontier, page: HostPage, path: str, kind: Kind, searc
             pipe.zscan(frontier.keys.revisits, cursor, match=pattern, count=_PER_CALL)
             pipe.time()
             with mapped_errors():
-                (cursor, rows), (seconds, micros) = await pipe.execute()
+                (cursor, rows), time = await pipe.execute()
         for member, due_ms in rows:
             level, host, rest = member.split(b"|", 2)
             task = _decoded(host.decode(), level.decode(), b"[0,0," + rest)
             if task is not None and task.again is not None:
                 # By the wall clock, as revisit.lua: pages change while nobody works, too.
-                due_in_ms = int(due_ms) - (seconds * 1000 + micros // 1000)
+                due_in_ms = int(due_ms) - server_ms(time)
                 when = f"in {span(due_in_ms)}" if due_in_ms > 0 else "now"
                 facts = {"due_in_ms": due_in_ms, "interval_ms": task.again.interval_ms, "depth": task.depth}
                 interval = span(task.again.interval_ms)

@@ -19,7 +19,7 @@ from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.words import host_keys, moment, span
 from streamcrawl.rules.task import Level
 from streamcrawl.settings import Settings
-from streamcrawl.store.connection import NoGroup, mapped_errors
+from streamcrawl.store.connection import NoGroup, mapped_errors, server_ms
 from streamcrawl.store.keys import GROUP
 
 if TYPE_CHECKING:
@@ -313,9 +313,9 @@ async def shard_state(frontier: Frontier) -> ShardState:
         pipe.hmget(frontier.keys.totals, ["page.done", "page.streamed"])
         pipe.time()
         with mapped_errors():
-            values, pages, (seconds, micros) = await pipe.execute()
+            values, pages, time = await pipe.execute()
     texts = dict(zip(names, ((value or b"").decode("utf-8", "replace") for value in values), strict=True))
-    wall_ms = seconds * 1000 + micros // 1000
+    wall_ms = server_ms(time)
     last_ms = int(texts["wall_ms"] or wall_ms)
     # As _state.lua lets it go on: by no more than one step of 5 s, and never back.
     step_ms = wall_ms - last_ms if 0 < wall_ms - last_ms <= 5000 else 0

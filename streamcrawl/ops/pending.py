@@ -16,7 +16,7 @@ from streamcrawl.ops.letters import Tally
 from streamcrawl.ops.words import span
 from streamcrawl.rules.task import CrawlTask, decode_task
 from streamcrawl.settings import Settings
-from streamcrawl.store.connection import NoGroup, mapped_errors
+from streamcrawl.store.connection import NoGroup, mapped_errors, server_ms
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.keys import FETCH, GROUP
 from streamcrawl.store.tuning import read_tuned
@@ -181,8 +181,8 @@ async def workers(crawl: Shards) -> dict[str, tuple[int, bool]]:
         for frontier in crawl:
             pipe.hgetall(frontier.keys.workers)
         with mapped_errors():
-            (seconds, micros), *shards = await pipe.execute()
-    now_ms = seconds * 1000 + micros // 1000
+            time, *shards = await pipe.execute()
+    now_ms = server_ms(time)
     found: dict[str, tuple[int, bool]] = {}
     for beats in shards:
         for consumer, beat in beats.items():
@@ -206,8 +206,8 @@ async def _read(frontier: Frontier, shard: int, stage: str, found: Sequence[Any]
         pipe.hmget(frontier.keys.workers, consumers)
         for row in found:
             pipe.xrange(stream, row["message_id"], row["message_id"])
-        (seconds, micros), gap_at, beats, *entries = await pipe.execute()
-    now_ms = seconds * 1000 + micros // 1000
+        time, gap_at, beats, *entries = await pipe.execute()
+    now_ms = server_ms(time)
     # After a jump of the clock or an outage everybody's stamp looks old, until it was renewed.
     is_in_doubt = 0 <= now_ms - int(gap_at or 0) < alive_ms // _LEASES_ALIVE
     ages = {consumer: _age_ms(beat, now_ms) for consumer, beat in zip(consumers, beats, strict=True)}

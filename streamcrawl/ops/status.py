@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, decode_task
 from streamcrawl.settings import Settings
-from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.keys import FETCH, GROUP, Keys
 from streamcrawl.store.shards import shards_in
 from streamcrawl.store.tuning import decode_given
@@ -350,8 +350,7 @@ async def read_status(client: Redis, name: str) -> Status:
     stages = [("fetch", FETCH)]
     stages += [(OUTPUT, one) for one in (sinks or b"").decode().split(",") if one]
     stages += [(STAGE, one) for one in (of_program or b"").decode().split(",") if one]
-    seconds, micros, memory, feeders, shards = await _look(client, every, stages)
-    now_ms = seconds * 1000 + micros // 1000
+    now_ms, memory, feeders, shards = await _look(client, every, stages)
     details = await _look_closer(client, shards, now_ms)
 
     one = shards[0].texts
@@ -493,8 +492,8 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
 
 async def _look(
     client: Redis, every: Sequence[Keys], stages: Sequence[tuple[str, str]]
-) -> tuple[int, int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
-    """Return the time, the memory of the server, the feeders, and the answers of each shard."""
+) -> tuple[int, dict[str, Any], dict[bytes, bytes], list[_Shard]]:
+    """Return the time (wall clock, ms), the memory of the server, the feeders, and the answers of each shard."""
     fields = [*_STATE_FIELDS, *(f"held_{what}:{word}" for word in _held_words(stages) for what in ("at", "ms"))]
     questions = _questions(max(1, HOSTS_SAMPLED // len(every)), fields)
     async with client.pipeline(transaction=False) as pipe:
@@ -511,13 +510,13 @@ async def _look(
                 pipe.xpending_range(key, GROUP, "-", "+", 1)
         with mapped_errors():
             answers = iter(await pipe.execute(raise_on_error=False))
-            (seconds, micros), memory, feeders = (_answer(next(answers)) for _ in range(3))
+            time, memory, feeders = (_answer(next(answers)) for _ in range(3))
             shards = []
             for keys in every:
                 own = {word: _answer(next(answers)) for word in questions}
                 streams = [_stream(keys, stage, answers) for stage in stages]
                 shards.append(_Shard(keys, fields, own, streams))
-    return seconds, micros, memory, feeders, shards
+    return server_ms(time), memory, feeders, shards
 
 
 def _answer(answer: Any) -> Any:

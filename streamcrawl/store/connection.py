@@ -83,6 +83,12 @@ class ServerInfo(NamedTuple):
     """Another one after every restart."""
 
 
+def server_ms(time: tuple[int, int]) -> int:
+    """Return in ms what the command TIME answers: seconds, and the microseconds beside them."""
+    seconds, micros = time
+    return seconds * 1000 + micros // 1000
+
+
 def connect(url: str, *, blocking: bool = False, timeout_ms: int = SOCKET_TIMEOUT_MS) -> Redis:
     """Return a client of the server at `url`; nothing is sent before the first command. Close it with `aclose()`.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.logs import Said
@@ -58,8 +58,8 @@ class WatchLoop:
     async def _read_clock(self) -> int:
         """Return how far the server's clock is ahead of our monotonic one, ms."""
         with mapped_errors():
-            seconds, micros = await self._crawl.client.time()
-        return seconds * 1000 + micros // 1000 - monotonic_ms()
+            time = await self._crawl.client.time()
+        return server_ms(time) - monotonic_ms()
 
     def _judge_clock(self, ahead_ms: int) -> None:
         jump_ms = ahead_ms - (self._ahead_ms if self._ahead_ms is not None else ahead_ms)

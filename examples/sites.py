@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -37,7 +38,7 @@ class Answer(NamedTuple):
 NOT_FOUND: Final = Answer("<title>Not found</title>", 404)
 
 
-class Site:
+class Site(ABC):
     """Serves a site from a thread as long as its block runs."""
 
     def __init__(self) -> None:
@@ -67,9 +68,9 @@ class Site:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/"
 
+    @abstractmethod
     def answer(self, path: str) -> Answer:
         """Return what a path answers."""
-        raise NotImplementedError
 
     def wait(self) -> None:
         """Serve until this process is ended."""

@@ -128,7 +128,7 @@ class Crawl:
                         label=label,
                         concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
                         timeout_ms=_timeout_ms(timeout_s),
-                        attempts=None if attempts is None else _within("attempts", attempts, 1000),
+                        attempts=_attempts(attempts),
                         version=str(version),
                     )
                 )
@@ -182,7 +182,7 @@ class Crawl:
                     source=self._source(source),
                     concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
                     timeout_ms=_timeout_ms(timeout_s),
-                    attempts=None if attempts is None else _within("attempts", attempts, 1000),
+                    attempts=_attempts(attempts),
                     version=str(version),
                 )
             )
@@ -239,7 +239,7 @@ class Crawl:
                     batch=_within("batch", batch, BATCH_MAX),
                     linger_ms=int(max(0.0, linger_s) * 1000),
                     timeout_ms=_timeout_ms(timeout_s),
-                    attempts=None if attempts is None else _within("attempts", attempts, 1000),
+                    attempts=_attempts(attempts),
                     version=str(version),
                 )
             )
@@ -292,6 +292,10 @@ def _within(what: str, value: int, most: int) -> int:
     if not 1 <= value <= most:
         raise ConfigError(f"{what} {value} will not do: 1 to {most}")
     return value
+
+
+def _attempts(attempts: int | None) -> int | None:
+    return None if attempts is None else _within("attempts", attempts, 1000)
 
 
 def _timeout_ms(timeout_s: float | None) -> int | None:

@@ -30,6 +30,7 @@ CONFIG_MAX_BYTES: Final = 1_000_000
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
 CookieKind = Literal["off", "host", "crawl"]
+PolitenessKind = Literal["host", "domain"]
 
 # Fifteen digits: more overflow a float, and no crawl lasts 30,000 years.
 _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d|w)?\s*$")
@@ -57,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for the lists in rules/urls.py, the second also for session ids in the path."""
     sort_query: bool = False
     """Query parameters in the order of their names: for sites that write the same ones in different orders."""
+    politeness_by: PolitenessKind = "host"
+    """What `delay`, `host_concurrency`, Retry-After and back-off are of: each host key by itself, or all hosts of a
+    registrable domain together, whatever their schemes and ports."""
 
     # -- what belongs to the crawl
     scope: ScopeKind = "host"
@@ -249,6 +253,10 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "shards": (_IDENTITY, "it decides in which shard each host's tasks and fingerprints lie"),
     "drop_params": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
     "sort_query": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
+    "politeness_by": (
+        _IDENTITY,
+        "it decides of what the store keeps delays, caps and what is under way: these cannot change at one moment",
+    ),
     "scope": (
         _TUNABLE,
         "tested when a link is found; a link that was out is not marked seen, so a wider scope finds it",
@@ -475,6 +483,7 @@ def _kind(field: str) -> _Kind:
         bool: "switch",
         ScopeKind: "choice",
         CookieKind: "choice",
+        PolitenessKind: "choice",
     }
     if held == tuple[str, ...]:
         return "lines" if field in ("headers", "auth") else "list"

@@ -250,6 +250,14 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "Crawl-delay in robots.txt wins, and so does what the host bears: see --delay-factor.",
 )
 @_option(
+    "--politeness-by",
+    type=click.Choice(["host", "domain"]),
+    group=MANNERS,
+    setting="politeness_by",
+    help="What is asked at this pace: each scheme, host and port by itself (host, the default), or all hosts of a "
+    "registered domain together (domain), one after another. Fixed when the crawl is created.",
+)
+@_option(
     "--delay-factor",
     "delay_factor",
     type=int,

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, encode_rest
-from streamcrawl.rules.urls import fingerprint
+from streamcrawl.rules.urls import fingerprint, hostname_of, registrable_domain
 from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
@@ -81,6 +81,12 @@ _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-
 """Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
 
 
+def name_of(host: str, *, by_domain: bool) -> str:
+    """Return a host key as scripts take it that may meet the host for the first time: with its registrable domain where
+    politeness is by domain, because none of them knows a public suffix."""
+    return f"{host}|{registrable_domain(hostname_of(host))}" if by_domain else host
+
+
 def sink_stream(sink: str) -> str:
     """Return a sink's stream, without the crawl's prefix."""
     return f"{FETCH_STREAM}:{sink}"
@@ -118,6 +124,13 @@ class Links(msgspec.Struct):
     def __len__(self) -> int:
         return len(self.flat) // 4
 
+    def named(self, *, by_domain: bool) -> list[Any]:
+        """Return them with their hosts as scripts take them (`name_of`)."""
+        flat = _as_text(self.flat)
+        if by_domain:
+            flat[1::4] = [name_of(host, by_domain=True) for host in flat[1::4]]
+        return flat
+
     def take(self, count: int) -> Links:
         """Remove the first `count` links and return them."""
         head = Links(self.flat[: count * 4])
@@ -152,7 +165,8 @@ class Commit:
     url: str = ""
     """Of the page, for its items."""
 
-    def pack(self, since_end_ms: int | None = None) -> bytes:
+    def pack(self, since_end_ms: int | None = None, *, by_domain: bool = False) -> bytes:
+        """Return the form that the script takes; `by_domain` as the frontier has it."""
         return _PACK(
             (
                 self.entry_id,
@@ -163,7 +177,7 @@ class Commit:
                 self.since_end_ms if since_end_ms is None else since_end_ms,
                 self.block_ms,
                 _as_text(self.detail),
-                _as_text(self.links.flat),
+                self.links.named(by_domain=by_domain),
                 [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
@@ -204,14 +218,14 @@ class StageCommit(Commit):
             server=server,
         )
 
-    def pack(self, since_end_ms: int | None = None) -> bytes:
+    def pack(self, since_end_ms: int | None = None, *, by_domain: bool = False) -> bytes:
         """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
         return _PACK(
             (
                 self.entry_id,
                 self.outcome.value,
                 _as_text(self.detail),
-                _as_text(self.links.flat),
+                self.links.named(by_domain=by_domain),
                 _as_text(self.items),
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
@@ -291,7 +305,9 @@ class Beat(msgspec.Struct, frozen=True):
 class Frontier:
     """One shard of one crawl, with the epoch that this process joined."""
 
-    def __init__(self, client: Redis, keys: Keys, epoch: str) -> None:
+    def __init__(self, client: Redis, keys: Keys, epoch: str, *, by_domain: bool = False) -> None:
+        self.by_domain: Final = by_domain
+        """Whether all hosts of a registrable domain count as one (`politeness_by`)."""
         self.client = client
         self.keys = keys
         self.epoch = epoch
@@ -314,7 +330,8 @@ class Frontier:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
+        packed = _PACK(links.named(by_domain=self.by_domain))
+        answer = await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def dispatch(self, limit: int) -> Dispatched:
@@ -369,21 +386,28 @@ class Frontier:
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
-    async def begin_visit(self, host: str, *, wait_max_ms: int, took_max_ms: int) -> tuple[str, int, int]:
+    async def begin_visit(
+        self, host: str, *, wait_max_ms: int, took_max_ms: int, is_kin: bool = False
+    ) -> tuple[str, int, int]:
         """Ask whether a host may be asked for something of which this worker holds no entry.
+
+        Args:
+            is_kin: It holds one of another host that counts as the same, and has left both alone for their delay.
 
         Returns:
             ("GO", ms to wait before, reservation for `end_visit`) | ("WAIT", ms after which to ask again, 0) |
             ("NO", 0, 0): it is blocked or given up. After a crash the host is left alone until the request must be
             over.
         """
-        answer = await self._run("visit", self.epoch, host, "begin", wait_max_ms, took_max_ms)
+        name = name_of(host, by_domain=self.by_domain)
+        answer = await self._run("visit", self.epoch, name, "begin", wait_max_ms, took_max_ms, int(is_kin))
         word, ms, reservation, *_ = *answer, 0, 0
         return word.decode(), ms, reservation
 
     async def end_visit(self, host: str, reservation: int, *, since_end_ms: int) -> None:
         """Say that the request of a visit has ended: the host's delay counts from there."""
-        await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
+        name = name_of(host, by_domain=self.by_domain)
+        await self._run("visit", self.epoch, name, "end", since_end_ms, reservation)
 
     async def hand_back(
         self,
@@ -500,11 +524,13 @@ class Frontier:
 
     async def set_host(self, host: str, **values: str | int) -> str:
         """Say something of one host: `delay` in ms, `cap`, `blocked` 1, `chance` 1; '' goes back to the crawl's own.
+        Where politeness is by domain, `delay` and `cap` are said of the host's domain.
 
         Returns OK, or MANY when too many hosts are blocked already.
         """
         flat = [part for name, value in values.items() for part in (name, str(value))]
-        return (await self._run("host", self.epoch, host, _PACK(flat)))[0].decode()  # type: ignore[no-any-return]
+        name = name_of(host, by_domain=self.by_domain)
+        return (await self._run("host", self.epoch, name, _PACK(flat)))[0].decode()  # type: ignore[no-any-return]
 
     async def grant(self, shard: int, allowance: Allowance, *, wanted: int, budget: int) -> tuple[int, int]:
         """Ask the first shard for pages: what `shard` is granted in all, and what is left for everybody."""
@@ -737,6 +763,9 @@ async def open_shard(
         values += ("closed", "1")
     if settings.shards > 1 and settings.pages_max is not None:
         values += ("pages_max", "0")  # until it is granted some
+    by_domain = settings.politeness_by == "domain"
+    if by_domain:
+        values += ("by_domain", "1")
     answer = await run("open", epoch or secrets.token_hex(8), SCHEMA, identity, _PACK(list(sinks)), _PACK(values))
     word = answer[0].decode()
     stored = answer[1].decode()
@@ -757,4 +786,4 @@ async def open_shard(
             f"crawl {settings.name!r} is being deleted, or a deletion broke off; "
             "`streamcrawl delete` or --fresh ends it"
         )
-    return Frontier(client, keys, stored), word == "OPENED"
+    return Frontier(client, keys, stored, by_domain=by_domain), word == "OPENED"

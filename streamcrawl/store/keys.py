@@ -36,6 +36,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^seen:\d+$", "seen", "set", True),
         (r"^queue:.+:[0-3]$", "queue", "list", True),
         (r"^host:.+$", "host", "hash", True),
+        (r"^domain:.+$", "domain", "hash", True),
+        (r"^turns:.+$", "turns", "zset", True),
+        (r"^probes:.+$", "probes", "zset", True),
         (r"^schedule$", "schedule", "zset", True),
         (r"^delayed$", "delayed", "zset", True),
         (r"^revisits$", "revisits", "zset", True),
@@ -131,6 +134,17 @@ class Keys(_Prefixed):
 
     def host(self, host: str) -> str:
         return f"{self.prefix}host:{host}"
+
+    def domain(self, domain: str) -> str:
+        """Where politeness is by domain: what else would be in the hash of each of its hosts."""
+        return f"{self.prefix}domain:{domain}"
+
+    def turns(self, domain: str) -> str:
+        """Hosts of a domain that are ready, by the time since which they wait; `probes` has those that fail."""
+        return f"{self.prefix}turns:{domain}"
+
+    def probes(self, domain: str) -> str:
+        return f"{self.prefix}probes:{domain}"
 
     def queue(self, host: str, level: str) -> str:
         return f"{self.prefix}queue:{host}:{level}"

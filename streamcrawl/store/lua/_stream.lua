@@ -1,10 +1,10 @@
 -- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state, _hosts and _items.
 --
--- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else.
+-- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else (`fly`).
 local function enter(key, h, level, task)
   -- With it the politeness that holds for it, which a worker cannot know: an operator may have set it for this host.
   call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task, 'delay', delay_of(h), 'cap', cap_of(h))
-  h.in_flight = h.in_flight + 1
+  fly(key, h, 1)
   count(kind_of(task) .. '.streamed', 1)
 end
 
@@ -12,8 +12,7 @@ end
 local function leave(key, line, id)
   if call('XACK', STREAM, 'workers', id) ~= 1 then return false end
   call('XDEL', STREAM, id)
-  local h = host(key)
-  h.in_flight = h.in_flight - 1
+  fly(key, host(key), -1)
   count(line .. '.streamed', -1)
   return true
 end

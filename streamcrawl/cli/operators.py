@@ -477,7 +477,8 @@ async def _set_hosts(place: Place, crawl: Shards, text: str, values: Mapping[str
             _json(page.as_json())
         else:
             delay = f"delay {page.delay_ms / 1000:g} s, {page.cap} at a time"
-            write(f"{key}: {delay}; {page.standing()}")
+            whose = key if page.of_domain is None else f"{key} (delay and cap are of all hosts of {page.fields.domain})"
+            write(f"{whose}: {delay}; {page.standing()}")
     return ExitCode.DONE
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
+from streamcrawl.ops.hosts import hosts_of_domains
 from streamcrawl.rules.task import Kind, decode_task
 from streamcrawl.settings import Settings
 from streamcrawl.store.connection import mapped_errors, server_ms
@@ -52,7 +53,7 @@ _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
     "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
-    "seen", "samples", "version", "settings", "crawl", "flow",
+    "seen", "samples", "version", "settings", "crawl", "flow", "by_domain",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
@@ -213,7 +214,10 @@ class Status(msgspec.Struct):
     """Entries of the fetch stream, of which `pending` are in the hands of workers."""
     pending: int = 0
     stages: list[StageStatus] = msgspec.field(default_factory=list)
+    by_domain: bool = False
+    """All hosts of a registrable domain count as one."""
     hosts_scheduled: int = 0
+    """By domain: domains; and so are those that are due."""
     hosts_due: int = 0
     """Of these, how many may be fetched from now."""
     hosts_failing: int = 0
@@ -351,6 +355,7 @@ async def read_status(client: Redis, name: str) -> Status:
     stages += [(OUTPUT, one) for one in (sinks or b"").decode().split(",") if one]
     stages += [(STAGE, one) for one in (of_program or b"").decode().split(",") if one]
     now_ms, memory, feeders, shards = await _look(client, every, stages)
+    await _look_into_domains(client, shards)
     details = await _look_closer(client, shards, now_ms)
 
     one = shards[0].texts
@@ -367,6 +372,7 @@ async def read_status(client: Redis, name: str) -> Status:
         totals=dict(totals),
         streamed=sum(shard.streams[0].length for shard in shards),
         pending=sum(shard.streams[0].pending for shard in shards),
+        by_domain=one["by_domain"] == "1",
         hosts_sampled=sum(len(shard.sample) for shard in shards),
         dead_letters=sum(shard.answers["dead"] for shard in shards),
         seen=sum(_int(shard.texts["seen"]) for shard in shards),
@@ -553,6 +559,15 @@ class _Details(msgspec.Struct):
     hosts_due: int = 0
 
 
+async def _look_into_domains(client: Redis, shards: Sequence[_Shard]) -> None:
+    """Where politeness is by domain: put hosts of the domains in the samples in their place."""
+    for shard in shards:
+        if shard.texts["by_domain"] == "1":
+            most = max(1, HOSTS_SAMPLED // len(shards))
+            hosts = await hosts_of_domains(client, shard.keys, shard.answers["sample"] or (), most)
+            shard.sample = [host.decode() for host in hosts]
+
+
 async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> _Details:
     details = _Details()
     waiting = [stream for shard in shards for stream in shard.streams if stream.length > stream.pending]
@@ -570,16 +585,30 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
         for host, keys in hosts.items():
-            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until"])
+            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until", "domain"])
         with mapped_errors():
             answers = iter(await pipe.execute())
     details.hosts_due = sum(next(answers) for _ in scheduled)
     for stream in waiting:
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
-    for host in hosts:
-        queued, reason, until = next(answers)
+    domains: dict[str, tuple[str, Keys]] = {}
+    for host, keys in hosts.items():
+        queued, reason, until, domain = next(answers)
         details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"), int(until or 0))
+        if domain and reason:
+            domains[host] = domain.decode("utf-8", "replace"), keys
+    if domains:
+        async with client.pipeline(transaction=False) as pipe:
+            for domain, keys in domains.values():
+                pipe.hmget(keys.domain(domain), ["failing", "blocked_until"])
+            with mapped_errors():
+                answers = iter(await pipe.execute())
+        for host, (domain, _) in domains.items():
+            failing, until = next(answers)
+            if failing:  # then it is not asked before its domain is
+                queued, reason, own = details.hosts[host]
+                details.hosts[host] = (queued, f"{reason}, as all of {domain}", max(own, int(until or 0)))
     return details
 
 
@@ -917,7 +946,7 @@ def status_lines(status: Status) -> list[str]:
         rows.append(("sent back", f"to wait: {reasons(waited)}"))
     rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
-        ("hosts scheduled", number(status.hosts_scheduled)),
+        ("domains scheduled" if status.by_domain else "hosts scheduled", number(status.hosts_scheduled)),
         ("hosts failing", _named(status.hosts_failing, [_failing_text(one) for one in status.failing])),
         ("hosts given up", _named(status.hosts_given_up, status.given_up)),
         ("hosts blocked", _named(status.hosts_blocked, [_kept_text(one) for one in status.blocked])),

@@ -314,6 +314,10 @@ class Frontier:
         self._scripts = Scripts(client, keys.state)
         self._run = self._scripts.run
 
+    def scheduled_as(self, host: str) -> str:
+        """Return by which name the schedule knows a host: its key, or its domain where politeness is by domain."""
+        return registrable_domain(hostname_of(host)) if self.by_domain else host
+
     def observe(self, told: Callable[[str, float], None]) -> None:
         """Tell the name of each script that was answered from now on, and the seconds that it took."""
         self._scripts.observe = told

@@ -1092,7 +1092,7 @@ async def audit_ok(open_lab: OpenLab) -> None:
         done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2 + [0] * 4,
         left: [queued[left]] * 2 + [1, 1, 0, 0] + [0] * 4,
     }
-    assert answer[6:] == [[], [b"page", 1]]
+    assert answer[6:] == [[], [b"page", 1], []]
     assert changed == {}
 
 
@@ -1174,6 +1174,17 @@ async def host_ok(open_lab: OpenLab) -> None:
         assert state[f"host:{A}"] == {"queued": 1, "due": now}
         assert list(state["schedule"]) == [A]
         assert not {"failing", "giving_up", "blocked"} & state.keys()
+
+
+@case("host", "INVALID")
+async def host_invalid(open_lab: OpenLab) -> None:
+    lab = await open_lab(politeness_by="domain")
+    run = Scripts(lab.client, lab.keys.state).run
+    before = await lab.snapshot()
+    for name in ("http://a.one.com", "http://a.one.com|two.com", "http://aone.com|one.com", "|one.com", ""):
+        assert await run("host", lab.frontier.epoch, name, msgspec.msgpack.encode(["cap", "2"])) == [b"INVALID"]
+        assert await run("visit", lab.frontier.epoch, name, "begin", 0, 100) == [b"NO"]
+    assert await lab.snapshot() == before
 
 
 @case("host", "MANY")

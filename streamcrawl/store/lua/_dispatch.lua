@@ -73,13 +73,14 @@ local function dispatch(limit)
   local function send_of(name)
     local p = domain(name)
     local most, from, keys = math.min(math.max(1, cap_of(p) - p.in_flight), looks), nil, {}
-    for _, at in ipairs(p.unprobed >= 4 and {'probes:', 'turns:'} or {'turns:', 'probes:'}) do
+    local are_probed = call('EXISTS', P .. 'probes:' .. name) == 1
+    for _, at in ipairs(not are_probed and {'turns:'} or p.unprobed >= 4 and {'probes:', 'turns:'} or {'turns:', 'probes:'}) do
       if #keys == 0 then
         from = at
         keys = call('ZRANGE', P .. at .. name, '-inf', now, 'BYSCORE', 'LIMIT', 0, at == 'probes:' and 1 or most)
       end
     end
-    if #keys > 0 then p.unprobed = from == 'probes:' and 0 or math.min(4, p.unprobed + 1) end
+    p.unprobed = (are_probed and from == 'turns:' and #keys > 0) and math.min(4, p.unprobed + 1) or 0
     for i = 1, #keys do
       local free = cap_of(p) - p.in_flight
       if free <= 0 or p.due > now or moved >= room then break end

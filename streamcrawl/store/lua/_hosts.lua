@@ -22,7 +22,7 @@ local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots
 local HOST = {__index = HOST_DEFAULTS}
 local PAGES_MOST = tonumber(S.pages_per_host_max)
 local hosts, stored, touched = {}, {}, {}
-local domains, paces, is_named, touched_domains, had_turn = {}, {}, {}, {}, {}
+local domains, paces, touched_domains, had_turn = {}, {}, {}, {}
 
 local function load(key)
   local h, was, row = setmetatable({}, HOST), {}, call('HGETALL', key)
@@ -58,7 +58,7 @@ local function host(key, of)
   end
   if BY_DOMAIN then
     if h.domain == '' then h.domain = of or string.match(key, '//(%[.*%])') or string.match(key, '//([^/:]*)') or key end
-    paces[h], is_named[h] = domain(h.domain), of or is_named[h]
+    paces[h] = domain(h.domain)
   end
   return h
 end
@@ -154,6 +154,11 @@ local function is_ready(key, h)
   return gate(h) ~= 'asked' or call('EXISTS', queue_key(key, '0')) == 1
 end
 
+local function is_blank(h)
+  for field, value in pairs(h) do if field ~= 'domain' and value ~= 0 and value ~= '' then return false end end
+  return true
+end
+
 local function write(at, h, was)
   local set, del = {}, {}
   for field, value in pairs(h) do
@@ -197,8 +202,8 @@ local function settle()
     end
     local is_moved = had_turn[key] or h.due ~= (was.due or 0) or h.blocked_until ~= (was.blocked_until or 0)
     local was_failing = (was.failing or '') ~= ''
-    -- Only asked about: who meets it first shall say of which domain it is.
-    if paces[h] and not is_named[h] and not next(was) and h.queued == 0 and h.in_flight == 0 then was.domain = h.domain end
+    -- Only asked about: nothing is kept of it, and who meets it first says of which domain it is.
+    if paces[h] and not next(was) and is_blank(h) then was.domain = h.domain end
     write(P .. 'host:' .. key, h, was)
     local score = math.max(h.due, h.blocked_until)
     if paces[h] then take_turn(key, h, was_failing, is_moved)

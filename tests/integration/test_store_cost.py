@@ -89,6 +89,23 @@ async def test_offer_of_250_links_on_250_new_hosts(slowlog: Lab) -> None:
     await report(slowlog, "offer", "250 known links")
 
 
+async def test_offer_and_commit_where_politeness_is_by_domain(slowlog: Lab) -> None:
+    await delete_crawl(slowlog.client, slowlog.keys.crawl)
+    lab = await Lab.opened(slowlog.client, slots=5000, **fast(slowlog.keys.crawl, politeness_by="domain"))
+    for n in range(ROUNDS):
+        assert await lab.frontier.offer(links(*one_each(n, 250, host=f"r{n}-"))) == ("OK", 250)
+    await report(lab, "offer", "250 links, 250 new hosts of as many domains")
+    for n in range(ROUNDS):
+        of_one = [url.replace(".test/", ".one.com/") for url in one_each(n, 250, host=f"r{n}-")]
+        assert await lab.frontier.offer(links(*of_one)) == ("OK", 250)
+    await report(lab, "offer", "250 links, 250 new hosts of one domain")
+    held = await lab.take()
+    for n in range(ROUNDS):
+        commit = lab.commit_of(held[n], links=links(*one_each(n, 250, host=f"c{n}-")))
+        assert (await lab.commit(commit, limit=64)).words == ["DONE"]
+    await report(lab, "commit", "1 page with 250 links on as many new hosts and domains, 64 dispatched")
+
+
 async def test_revisit_of_100_pages_on_100_hosts(slowlog: Lab) -> None:
     await slowlog.frontier.control(revisit_ms=1000)
     for n in range(ROUNDS):

@@ -72,6 +72,7 @@ local function dispatch(limit)
   local looks = 100
   local function send_of(name)
     local p = domain(name)
+    misplaced[name] = true
     local most, from, keys = math.min(math.max(1, cap_of(p) - p.in_flight), looks), nil, {}
     local are_probed = call('EXISTS', P .. 'probes:' .. name) == 1
     for _, at in ipairs(not are_probed and {'turns:'} or p.unprobed >= 4 and {'probes:', 'turns:'} or {'turns:', 'probes:'}) do

@@ -23,6 +23,8 @@ local HOST = {__index = HOST_DEFAULTS}
 local PAGES_MOST = tonumber(S.pages_per_host_max)
 local hosts, stored, touched = {}, {}, {}
 local domains, paces, touched_domains, had_turn = {}, {}, {}, {}
+-- Domains whose place in the schedule has to be found anew; and those that a host was only added to, since when it waits.
+local misplaced, joined = {}, {}
 
 local function load(key)
   local h, was, row = setmetatable({}, HOST), {}, call('HGETALL', key)
@@ -57,18 +59,23 @@ local function host(key, of)
     hosts[key] = h
   end
   if BY_DOMAIN then
-    if h.domain == '' then h.domain = of or string.match(key, '//(%[.*%])') or string.match(key, '//([^/:]*)') or key end
+    if h.domain == '' then h.domain = of or string.match(key, '//(.*):%d+$') or string.match(key, '//(.*)') or key end
     paces[h] = domain(h.domain)
   end
   return h
 end
 -- The host key and the domain of a host as callers name it: `<host key>|<domain>` by domain, else the key alone. No domain
 -- where there should be one, or one that the host is not under: nil, or one mistake would make one of all hosts.
+local keys_of, domains_of = {}, {}
 local function named(text)
   if not BY_DOMAIN then return text end
-  local key, of = string.match(text, '^([^|]*)|([^|/]+)$')
-  local name = key and (string.match(key, '//(%[.*%])') or string.match(key, '//([^/:]*)'))
-  if name and (name == of or string.sub(name, -#of - 1) == '.' .. of) then return key, of end
+  if keys_of[text] == nil then
+    local key, of = string.match(text, '^([^|]*)|([^|/]+)$')
+    local name = key and (string.match(key, '//(.*):%d+$') or string.match(key, '//(.*)'))
+    local is_under = name and (name == of or string.sub(name, -#of - 1) == '.' .. of)
+    keys_of[text], domains_of[text] = is_under and key, of
+  end
+  return keys_of[text] or nil, domains_of[text]
 end
 
 -- What politeness counts by, with the fields of a host: the host itself, or its domain; a domain's own is itself.
@@ -170,6 +177,7 @@ local function write(at, h, was)
   end
   if #set > 0 then call('HSET', at, unpack(set)) end
   if #del > 0 then call('HDEL', at, unpack(del)) end
+  return #set + #del > 0
 end
 
 -- Should the domain be in the schedule? Then since when it could be sent; else nil.
@@ -183,11 +191,19 @@ end
 
 -- A host that is ready among those of its domain: whoever had its turn goes to the end, and all others keep their place.
 local function take_turn(key, h, was_failing, is_moved)
-  local at, score = P .. place_of(h), math.max(now, h.due, h.blocked_until)
-  if (h.failing ~= '') ~= was_failing then call('ZREM', P .. (was_failing and 'probes:' or 'turns:') .. h.domain, key) end
-  if not is_ready(key, h) then call('ZREM', at, key)
-  elseif is_moved then call('ZADD', at, score, key)
-  else call('ZADD', at, 'NX', score, key) end
+  local at, score, name = P .. place_of(h), math.max(now, h.due, h.blocked_until), h.domain
+  if (h.failing ~= '') ~= was_failing then
+    call('ZREM', P .. (was_failing and 'probes:' or 'turns:') .. name, key)
+    misplaced[name] = true
+  end
+  if not is_ready(key, h) then
+    if call('ZREM', at, key) == 1 then misplaced[name] = true end
+  elseif is_moved then
+    call('ZADD', at, score, key)
+    misplaced[name] = true
+  elseif call('ZADD', at, 'NX', score, key) == 1 then
+    joined[name] = math.min(joined[name] or math.huge, score)
+  end
 end
 
 -- Write back what changed of every host and give each its place in the schedule.
@@ -216,11 +232,16 @@ local function settle()
   for name in pairs(touched_domains) do
     local p, was = domains[name], stored[name]
     was.in_flight = p.in_flight   -- the sum of what is stored
-    write(P .. 'domain:' .. name, p, was)
-    local score = place_in_schedule(name, p)
-    if score then call('ZADD', P .. 'schedule', score, name) else call('ZREM', P .. 'schedule', name) end
+    local has_changed = write(P .. 'domain:' .. name, p, was)
+    if has_changed or misplaced[name] then
+      local score = place_in_schedule(name, p)
+      if score then call('ZADD', P .. 'schedule', score, name) else call('ZREM', P .. 'schedule', name) end
+    elseif joined[name] and p.in_flight < cap_of(p) then
+      -- The short way, for pages with links to hundreds of domains: whoever waits for longer is there already.
+      call('ZADD', P .. 'schedule', 'LT', math.max(p.due, p.blocked_until, joined[name]), name)
+    end
   end
-  touched, touched_domains, had_turn = {}, {}, {}
+  touched, touched_domains, had_turn, misplaced, joined = {}, {}, {}, {}, {}
 end
 
 -- A request to the host ended `ended` ms (crawl time): from there its delay counts.

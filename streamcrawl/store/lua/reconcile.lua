@@ -41,6 +41,7 @@ for i = 1, #keys do
   if BY_DOMAIN then
     is_wrong = is_wrong or (p[field] or 0) ~= flying
     p.in_flight, p[field] = p.in_flight - (p[field] or 0) + flying, flying
+    misplaced[h.domain] = true
   end
   if h.given_up == 'host_budget' and (not PAGES_MOST or h.pages < PAGES_MOST) then
     h.given_up = ''

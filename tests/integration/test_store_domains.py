@@ -17,8 +17,8 @@ from streamcrawl.ops.audit import audit
 from streamcrawl.rules.politeness import Refusal
 from streamcrawl.rules.task import Kind, Outcome
 from streamcrawl.settings import make_settings
-from streamcrawl.store.frontier import Dispatched, Frontier, Wait, name_of, open_shard
-from streamcrawl.store.keys import CRAWLS
+from streamcrawl.store.frontier import Dispatched, Frontier, StageCommit, Wait, name_of, open_shard
+from streamcrawl.store.keys import CRAWLS, GROUP
 from streamcrawl.store.scripts import Scripts
 from streamcrawl.store.shards import join_crawl, shard_of
 from tests.integration.snapshot import FETCH_STREAM, Held, Lab, fast, links, near, urls
@@ -505,6 +505,22 @@ async def test_a_link_without_its_domain_is_refused(open_lab: OpenLab) -> None:
         packed = msgspec.msgpack.encode(["5", name, "2", '"page","/",0]'])
         assert await run("offer", lab.frontier.epoch, "seeds", packed) == [b"INVALID", 1]
     assert await lab.snapshot() == before
+
+
+async def test_links_of_pages_and_of_stages_bring_their_domains(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+    await lab.frontier.flow(["enrich"], b'{"enrich": {"from": ["page"], "batch": 1}}')
+    await lab.offer(f"{C}/")
+    [held] = await lab.take()
+    item = ("enrich", '["any",{},0]')
+    assert await lab.end(held, links=links(f"{A}/1", depth=1), items=item, url=f"{C}/") == "DONE"
+    stream = lab.keys.stage_stream("enrich")
+    rows: Any = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"})
+    ending = StageCommit(rows[0][1][0][0].decode(), Outcome.DONE, links=links(f"{B}/1", depth=1))
+    words, _ = await lab.frontier.stage_commit("t1", "enrich", [ending.pack(by_domain=True)], 0)
+    assert words == ["DONE"]
+    state = await lab.check()
+    assert state["turns:one.com"].keys() == {A, B}
 
 
 async def test_a_crawl_stays_by_what_it_was_made_with(open_lab: OpenLab) -> None:

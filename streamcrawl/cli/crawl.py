@@ -269,6 +269,16 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     "back slowly. Default: 1m; 0: --delay holds whatever happens. A Retry-After is obeyed all the same.",
 )
 @_option(
+    "--demotion-max",
+    "demotion_max",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="demotion_max",
+    help="While other hosts wait, leave one of which nine in ten pages are near-identical (an endless calendar, one "
+    "page under any URL) alone up to N times as long; nothing is dropped. Default: 16, within --delay-max; 0: never.",
+)
+@_option(
     "--host-concurrency",
     "host_concurrency",
     type=int,

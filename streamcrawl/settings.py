@@ -79,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     one_round: bool = False
     """The crawl ends when no page is due; without, it goes on for as long as any page is to be fetched again."""
     unchanged_records: bool = False
-    """A record, with status 304, also for a page that its host says is unchanged; its handler is not called."""
+    """A record, with status 304, also for a page that its host says is unchanged; in a program a call of its handler,
+    whose response has that status and no body."""
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 

@@ -169,7 +169,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     default=None,
     group=START,
     setting="unchanged_records",
-    help="Write a record, with status 304, also for a page whose host says that it has not changed. Default: no.",
+    help="Write a record, with status 304, also for a page whose host says that it has not changed; a handler is "
+    "called with it, and finds no body. Default: no.",
 )
 @_option(
     "--drop-params",

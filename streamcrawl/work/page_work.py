@@ -536,10 +536,8 @@ class PageWork:
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
-        if answer.status == 304 and conditions_of(task.again):
-            # Nothing came that a handler could read, or that could link to something new.
-            if self._settings.unchanged_records and not self._is_program:
-                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        if answer.status == 304 and conditions_of(task.again) and not self._settings.unchanged_records:
+            pass  # nothing came that a handler could read, or that could link to something new
         elif own_stage is not None:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]

@@ -311,22 +311,21 @@ class Status(msgspec.Struct):
     def links_left_out(self) -> dict[str, int]:
         """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
         as often as a page had it: they never became tasks, so no other count has them."""
-        return self._named("links.")
+        return self.named("links.")
 
     def refusals(self) -> dict[str, int]:
         """Return how often hosts refused a fetch, by what slowed them down (`Refusal`), the most frequent first."""
-        return self._named("throttled.")
+        return self.named("throttled.")
 
-    def _named(self, start: str) -> dict[str, int]:
+    def named(self, start: str) -> dict[str, int]:
+        """Return the counters whose names begin so, without that, the largest first."""
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     def sitemaps_flawed(self) -> dict[str, int]:
         """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
         the most frequent first. One may have several."""
-        start = "sitemap.flawed."
-        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
-        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+        return self.named("sitemap.flawed.")
 
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)

@@ -50,6 +50,7 @@
 -- include _hosts
 -- include _pace
 -- include _alike
+-- include _reasons
 -- include _items
 -- include _stream
 -- include _seen
@@ -187,8 +188,7 @@ function ACT.unanswered(c, h)
 end
 function ACT.dropped(c)
   seed_ended(c.task)
-  count(c[3] .. '.dropped', 1)
-  count(c[3] .. '.dropped.' .. c[8][1], 1)
+  count_dropped(c[3], c[8][1])
   if c[8][1] == 'robots' then visit_again(c[2], c.level, c.task) end
 end
 function ACT.redirected(c)

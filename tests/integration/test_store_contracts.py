@@ -678,7 +678,7 @@ async def stage_commit_done(open_lab: OpenLab) -> None:
     assert changed == {
         f"host:{B}": {"queued": (None, 1)},
         "schedule": {B: (None, now)},
-        "state": {"seen": (1, 2)},
+        "state": {"reasons:enrich": (None, 1), "seen": (1, 2)},
         "delayed": {f"stage|enrich|{held[1]}|2|0|{len(A) + 5}|{A}/page{ITEM}": (None, near(await lab.now() + 1000))},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "stream:enrich": {"entries": ([item_entry()] * 4, []), "pending": ([["t1", item_entry()]] * 4, [])},

@@ -268,6 +268,7 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         if is_asked and not h.get("given_up"):
             expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])
         expect(f"{host} among the blocked", host in state.get("blocked", {}), h.get("blocked") == 1)
+        expect(f"{host} among the demoted", host in state.get("demoted", {}), h.get("demoted", 0) > 0)
         # Of an open circuit one probe at a time. By domain the cap is not the host's.
         room = (1 if h.get("failing") else 10**9 if by_domain else cap) - in_flight_of[host]
         should = (

@@ -1,6 +1,6 @@
 -- fragment _hosts.lua: the state of hosts, loaded once per call, changed in memory, written by `settle`.
 --
--- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`, `revisits`,
+-- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`, `demoted`, `revisits`,
 -- `domain:<domain>`, `turns:<domain>`, `probes:<domain>`.
 -- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
 -- its cap and its page budget, it is neither given up nor blocked by an operator, and its robots.txt is known (or the
@@ -16,7 +16,7 @@
 -- default here, and HGETALL of the few stored ones takes less time than asking for each.
 local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
   failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', paced = 0, throttled = 0,
-  throttled_at = 0, throttled_by = '', pages = 0, given_up = '', blocked = '',
+  throttled_at = 0, throttled_by = '', said = '', alike = 0, demoted = 0, pages = 0, given_up = '', blocked = '',
   domain = '',                          -- of a host
   failing_since = 0, unprobed = 0}      -- of a domain
 local HOST = {__index = HOST_DEFAULTS}
@@ -109,15 +109,55 @@ local function own_room_of(h)
   return h.failing ~= '' and 1 - h.in_flight or math.huge
 end
 local function room_of(h) return math.min(own_room_of(h), cap_of(h) - pace_of(h).in_flight) end
+-- Has a host something to fetch that is neither demoted nor failing? As far as five that wait, by chance, and five under way
+-- tell: asked once a call, and only where a demoted host is looked at. By domain as far as five of each of its own and of
+-- five other domains tell: its own is not in the schedule just now.
+local others = {}
+local function others_wait(h)
+  if others[h.domain] ~= nil then return others[h.domain] end
+  local names = call('ZRANDMEMBER', P .. 'schedule', 5)
+  if BY_DOMAIN then
+    local scheduled = names
+    scheduled[#scheduled + 1] = h.domain
+    names = {}
+    for i = 1, #scheduled do
+      for _, key in ipairs(call('ZRANDMEMBER', P .. 'turns:' .. scheduled[i], 5)) do names[#names + 1] = key end
+    end
+  end
+  for _, entry in ipairs(call('XRANGE', STREAM, '-', '+', 'COUNT', 5)) do names[#names + 1] = entry[2][2] end
+  others[h.domain] = false
+  if #names == 0 then return false end
+  local demoted, failing = call('ZMSCORE', P .. 'demoted', unpack(names)), call('ZMSCORE', P .. 'failing', unpack(names))
+  for i = 1, #names do others[h.domain] = others[h.domain] or not (demoted[i] or failing[i]) end
+  return others[h.domain]
+end
+-- Times its delay that a host is left alone because its pages say nothing new (_alike.lua). Only while others have more to
+-- say: slowed down when it is all there is, a crawl of one site would not end for it, and of a false verdict nobody has
+-- any good.
+local function demotion_of(h)
+  local times = pace_of(h).delay_set == '' and math.min(h.demoted, DEMOTION_MAX) or 0
+  return times > 1 and others_wait(h) and times or 1
+end
+
 -- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never
--- shorten it. `paced` and `throttled` are what it was seen to bear (_pace.lua), up to the crawl's bound. `delay_set` is
--- an operator's word for this host, and wins over all.
+-- shorten it. `paced` and `throttled` are what it was seen to bear (_pace.lua), up to the crawl's bound; a host that
+-- is demoted (_alike.lua) is left alone so many times as long, up to the same bound. `delay_set` is an operator's word for
+-- this host, and wins over all.
+local FIRST_STEP_MS = 100   -- of a host without a delay: there is nothing to double
 local function floor_of(h) return math.max(h.delay, DELAY) end
 local function borne_of(h) return math.max(floor_of(h), math.min(math.max(h.paced, h.throttled), DELAY_MAX)) end
--- A host's own Crawl-delay holds after each fetch of it, for its domain too.
+-- A host's own Crawl-delay holds after each fetch of it, for its domain too. That it is demoted is no reason to leave its
+-- siblings alone: then it is passed over itself (fetch_ended).
+local function demoted_delay_of(h, delay)
+  local times = demotion_of(h)
+  if times <= 1 then return delay end
+  return math.max(delay, math.min(math.max(delay, FIRST_STEP_MS) * times, DELAY_MAX))
+end
 local function delay_of(h)
   local p = pace_of(h)
-  return tonumber(p.delay_set) or math.max(h.delay, borne_of(p))
+  local delay = math.max(h.delay, borne_of(p))
+  if p == h then delay = demoted_delay_of(h, delay) end
+  return tonumber(p.delay_set) or delay
 end
 local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
 local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
@@ -216,6 +256,9 @@ local function settle()
       -- For the eyes of people: hosts that were given up are named and counted without a look at every host.
       if is_lost(h) then call('ZADD', P .. 'given_up', 'NX', wall, key) else call('ZREM', P .. 'given_up', key) end
     end
+    if (h.demoted > 0) ~= (was.demoted ~= nil) then
+      if h.demoted > 0 then call('ZADD', P .. 'demoted', 'NX', wall, key) else call('ZREM', P .. 'demoted', key) end
+    end
     local is_moved = had_turn[key] or h.due ~= (was.due or 0) or h.blocked_until ~= (was.blocked_until or 0)
     local was_failing = (was.failing or '') ~= ''
     -- Only asked about: nothing is kept of it, and who meets it first says of which domain it is.
@@ -250,6 +293,10 @@ local function fetch_ended(h, ended)
   -- Crawl time is rounded down: without the 1 a delay could be short by up to 1 ms, which a log of the host shows.
   local due = delay > 0 and ended + delay + 1 or ended
   if due > p.due then p.due = due end
+  if p ~= h and h.demoted > 0 then
+    local left_alone = demoted_delay_of(h, delay)
+    if left_alone > delay then h.due = math.max(h.due, ended + left_alone + 1) end
+  end
   if cap_of(p) > 1 and delay > 0 then p.start_due = math.max(p.start_due, due)
   -- Nobody is left who would ask: dispatch tells by it, should the cap be raised, that those under way did not.
   elseif p.in_flight == 0 then p.start_due = 0 end

@@ -9,15 +9,15 @@
 --                          delay    ms, instead of the crawl's delay and the host's Crawl-delay
 --                          cap      fetches at a time
 --                          blocked  '1': nothing of it is dispatched, its tasks wait in its queue and do not hold the end
---                          chance   '1': forget that it failed, refused or was given up (its dead letters stay where they are)
+--                          chance   '1': forget that it failed, refused, was given up or demoted (its dead letters stay where they are)
 --
 -- Returns {'OK'}    in force from the next dispatch on
 --         {'MANY'}  10,000 hosts are blocked already: a rule that keeps them out of the crawl is the better way; nothing
 --                   is written
 --         {'INVALID'} its domain is not named, or it is not under it; nothing is written
 --         {'GONE'}
--- Derives `host:<host>`, `domain:<domain>`, `turns:<domain>`, `probes:<domain>`, `schedule`, `blocked`, `failing`, `giving_up`.
--- Repeat: harmless.
+-- Derives `host:<host>`, `domain:<domain>`, `turns:<domain>`, `probes:<domain>`, `schedule`, `blocked`, `failing`, `giving_up`,
+-- `demoted`. Repeat: harmless.
 -- include _state
 -- include _hosts
 local key, of = named(ARGV[2])
@@ -45,6 +45,7 @@ for i = 1, #values, 2 do
     give_chance(key, h)
     forget_failures(p)
     forget_refusals(p)
+    h.said, h.alike, h.demoted = '', 0, 0
   end
 end
 settle()

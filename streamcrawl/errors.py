@@ -35,6 +35,10 @@ class ConfigError(StreamcrawlError):
     """Wrong before we start: names the setting, its value and what would do."""
 
 
+class NotInstalled(ConfigError):
+    """A program asks for what is not installed on this machine: its workers here end, and hand back what they have."""
+
+
 class StoreError(StreamcrawlError):
     """Something is wrong with Redis, seen from here."""
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,21 @@ def versioned(version: int) -> Crawl:
 
 first, second = versioned(1), versioned(2)
 lacking = Crawl("versioned", delay="0", obey_robots="no")
+
+# -- a handler needs what is not installed until the gate is there
+
+lean = Crawl("lean", delay="0", obey_robots="no", depth_max=1)
+
+
+@lean.page
+async def select(response: Response) -> AsyncIterator[Request | dict[str, str]]:
+    """Ask by XPath, without lxml at first."""
+    if not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC240
+        sys.modules["lxml"] = None  # type: ignore[assignment]
+    for link in response.xpath("//a/@href"):
+        yield response.follow(link)
+    yield {"url": response.url}
+
 
 # -- what a worker opens cannot be opened at first
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import ConfigError, StageError
+from streamcrawl.errors import ConfigError, NotInstalled, StageError
 from streamcrawl.response import Drop, Request, Response, Retry
 from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex
 from streamcrawl.work.program import PAGE, load_object
@@ -138,6 +138,7 @@ class Handler:
 
         Raises:
             Retry, Drop: as the handler raised them.
+            NotInstalled: it needs what this machine does not have.
             StageError: it raised anything else, or passed its time; the message holds the stack.
         """
         call = _Call()
@@ -159,7 +160,7 @@ class Handler:
             )
         try:
             return running.result()
-        except (Retry, Drop):
+        except (Retry, Drop, NotInstalled):
             raise
         except (Exception, asyncio.CancelledError) as error:
             # A cancellation of its own making: taken for ours, the page would be let go as lost, and a crash counted.

@@ -329,6 +329,23 @@ def test_worker_that_cannot_open_what_it_needs_tries_again(programs: Programs, h
     assert [record["door"] for record in programs.command.records("out.jsonl")] == ["open"]
 
 
+def test_what_a_handler_needs_and_is_not_installed_ends_the_run_in_a_line_and_costs_no_page(
+    programs: Programs, host: SiteProcess
+) -> None:
+    arguments = ("lean", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    result = programs.start("run", *arguments).wait()
+    assert result.code == ExitCode.USAGE
+    assert result.err.splitlines()[-1] == (
+        "streamcrawl: response.xpath needs lxml, which is not installed here: pip install 'streamcrawl[xpath]', or use "
+        "response.css"
+    )
+    assert "Traceback" not in result.err
+    programs.gate.touch()
+    programs.run(*arguments)
+    assert host.seed_url in once([record["url"] for record in programs.command.records("out.jsonl")])
+    assert programs.audit("lean").get("page.crashed", 0) == 0
+
+
 def test_pages_are_parsed_by_a_stage_of_their_own_and_again_without_a_fetch(
     programs: Programs, host: SiteProcess
 ) -> None:

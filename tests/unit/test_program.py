@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import pytest
+from pydantic import BaseModel
 
 from streamcrawl import Crawl
 from streamcrawl.errors import CodecError, ConfigError, StageError
@@ -35,24 +37,14 @@ class Row(TypedDict):
     number: int
 
 
-class Model:
-    """Looks like a pydantic model: pydantic itself is nothing that this package needs."""
+class Model(BaseModel):
+    number: int
+    when: datetime = datetime(2026, 12, 1, tzinfo=UTC)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
 
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        assert mode == "json"
-        return {"number": self.number}
-
-    @classmethod
-    def model_validate(cls, value: Any) -> Model:
-        return cls(value["number"])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Model) and other.number == self.number
-
-    __hash__ = None  # type: ignore[assignment]
+@dataclass
+class Holder:
+    model: Model
 
 
 def through(taken: Taken, thing: Any) -> Any:
@@ -67,7 +59,8 @@ def through(taken: Taken, thing: Any) -> Any:
     [
         (Book, Book("a", 1.5)),
         (Page, Page(3)),
-        (Model, Model(4)),
+        (Model, Model(number=4)),
+        (Holder, Holder(Model(number=5))),
         (dict, {"a": [1, None]}),
         (dict[str, int], {"a": 1}),
         (Row, {"number": 1}),

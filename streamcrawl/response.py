@@ -80,10 +80,15 @@ class Request(msgspec.Struct, frozen=True):
             raise ValueError(f"priority {self.priority!r} is none of {', '.join(_LEVELS)}")
         if not _METHOD.fullmatch(self.method):
             raise ValueError(f"method {self.method!r} is none: write GET, POST, …")
-        if self.meta is not None and len(msgspec.json.encode(self.meta)) > META_MAX_BYTES:
-            raise ValueError(
-                f"meta is over {META_MAX_BYTES} bytes as JSON: keep it in a store of yours, and its key here"
-            )
+        if self.meta is not None:
+            try:
+                size = len(msgspec.json.encode(self.meta))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"meta cannot be written as JSON: {error}") from error
+            if size > META_MAX_BYTES:
+                raise ValueError(
+                    f"meta is over {META_MAX_BYTES} bytes as JSON: keep it in a store of yours, and its key here"
+                )
         if len(self.body.encode()) > BODY_MAX_BYTES:
             raise ValueError(f"the body is over {BODY_MAX_BYTES} bytes")
 
@@ -190,7 +195,7 @@ class Response:
 
         Raises:
             ValueError: it is no XPath, or names a prefix or a variable that is not given.
-            NotInstalled: there is no lxml: the worker ends with that line, and its page is handed back.
+            Unfit: there is no lxml: the worker ends with that line, and its page is handed back.
         """
         if self._xpath_tree is None:
             self._xpath_tree = (tree_of(self.text, is_xml=self.kind is BodyKind.XML),)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from streamcrawl.errors import NotInstalled
+from streamcrawl.errors import Unfit
 from streamcrawl.rules.parse import bounded_markup
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ def tree_of(text: str, *, is_xml: bool) -> Any:
     """Return the root element of a page; None where it has none.
 
     Raises:
-        NotInstalled: there is no lxml here.
+        Unfit: there is no lxml here.
     """
     try:
         from lxml import etree, html
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "lxml":
             raise
-        raise NotInstalled(
+        raise Unfit(
             "response.xpath needs lxml, which is not installed here: pip install 'streamcrawl[xpath]', or use "
             "response.css"
         ) from error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
-from streamcrawl.errors import CrawlGone, LeaseLost, NotInstalled, StoreError, StreamcrawlError
+from streamcrawl.errors import CrawlGone, LeaseLost, StoreError, StreamcrawlError, Unfit
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.store.restarts import restarts_of
@@ -265,8 +265,8 @@ class Slots:
         except CrawlGone as error:
             self._end(hand)
             self._on_over(error)
-        except NotInstalled as error:
-            # Of this machine, not of the page: tried again here until it is dead it would be lost to the others.
+        except Unfit as error:
+            # Of this run, not of the page: tried again here until it is dead it would be lost to who can do it.
             self._chore(self._give_back(hand, Ending(None, is_begun=True)))
             self._on_over(error)
         except StoreError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import CodecError, NotInstalled, StageError, StoreUnavailable
+from streamcrawl.errors import CodecError, StageError, StoreUnavailable, Unfit
 from streamcrawl.response import Drop, Retry
 from streamcrawl.rules.retry import RetryPolicy, backoff_ms
 from streamcrawl.rules.task import Outcome
@@ -291,7 +291,7 @@ class _Batcher:
             if calling.cancelled():
                 continue
             if (error := calling.exception()) is not None:
-                if len(part) == 1 or isinstance(error, Retry | NotInstalled):
+                if len(part) == 1 or isinstance(error, Retry | Unfit):
                     # The whole batch asked to come again, say because a database is away: no item is to blame.
                     for waiting in part:
                         if not waiting.ended.done():

@@ -73,7 +73,7 @@ class _ShardLoops:
 
 
 class Over:
-    """Why a worker ends that nobody told to, found in a slot: the end of the crawl's epoch, or NotInstalled."""
+    """Why a worker ends that nobody told to, found in a slot: the end of the crawl's epoch, or Unfit."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -189,7 +189,7 @@ async def run_loops(
         after_slots: What is to be given back once no slot runs any more.
 
     Raises:
-        CrawlGone, StoreError, NotInstalled: as a loop or a slot met them.
+        CrawlGone, StoreError, Unfit: as a loop or a slot met them.
     """
     reading = _start(read.run(), "ReadLoop")
     loops = [reading, *(_start(loop.run(), type(loop).__name__) for loop in (*commits, *feeding, *offers))]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from streamcrawl.errors import NotInstalled
+from streamcrawl.errors import Unfit
 from streamcrawl.response import Response
 from streamcrawl.rules.task import CrawlTask
 from streamcrawl.web.fetcher import Answer
@@ -91,5 +91,5 @@ def test_expression_that_will_not_do_is_named(expression: str) -> None:
 
 def test_without_lxml_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lxml", None)
-    with pytest.raises(NotInstalled, match=r"needs lxml.*pip install 'streamcrawl\[xpath\]'"):
+    with pytest.raises(Unfit, match=r"needs lxml.*pip install 'streamcrawl\[xpath\]'"):
         page("<p>a").xpath("//p")

@@ -315,8 +315,8 @@ class Program(msgspec.Struct):
                 if not takers:
                     # Every item, then: the pages of a whole crawl would die one by one.
                     raise Unfit(
-                        f"{what(item)}, and nothing takes items (an archive takes pages): declare a sink, or give "
-                        "-o FILE.jsonl too"
+                        f"{what(item)}, and nothing takes items (an archive takes pages): declare a sink, or begin "
+                        "again with --fresh and -o FILE.jsonl too"
                     )
                 raise StageError(f"{what(item)}, which nobody takes ({', '.join(takers)})", stage=source)
             return flat

@@ -6,7 +6,6 @@ outputs are of every kind, all at once, and files in parts, so that some are kil
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import sqlite3
@@ -20,10 +19,7 @@ import psutil
 import pytest
 
 from streamcrawl.errors import ExitCode
-from streamcrawl.ops.status import read_status
-from streamcrawl.store.connection import connect
-from streamcrawl.store.embedded import EmbeddedRedis
-from tests.chaos.crawl_process import IS_FULL
+from tests.chaos.crawl_process import IS_FULL, look_at_embedded, until_true
 from tests.e2e.command import REPOSITORY, Command
 from tests.e2e.processes import processes_in
 from tests.integration.test_sink_formats import database, of_csv, of_jsonl, of_parquet, of_warc, postgres, rows
@@ -77,22 +73,21 @@ class Killer:
 
     async def kill_writer(self, kind: str) -> None:
         """Kill the writer of the output whose place ends so."""
-        client = connect(EmbeddedRedis(self._command.folder / ".streamcrawl" / "pipeline", memory_max_bytes=0).url)
-        try:
-            async with asyncio.timeout(40):
-                while True:
-                    status = await read_status(client, "pipeline")
-                    names = {sink.name for sink in status.sinks if sink.path.endswith(kind)}
-                    for worker in status.workers:
-                        # One that was killed may be listed for a while, and its successor not yet.
-                        with suppress(psutil.NoSuchProcess):
-                            if worker.stage in names and psutil.Process(worker.pid).name() == "crawl-sink":
-                                psutil.Process(worker.pid).kill()
-                                self.kills[kind] += 1
-                                return
-                    await asyncio.sleep(0.02)
-        finally:
-            await client.aclose()
+
+        async def is_killed() -> bool:
+            status = await look_at_embedded(self._command.folder, "pipeline")
+            assert status is not None
+            names = {sink.name for sink in status.sinks if sink.path.endswith(kind)}
+            for worker in status.workers:
+                # One that was killed may be listed for a while, and its successor not yet.
+                with suppress(psutil.NoSuchProcess):
+                    if worker.stage in names and psutil.Process(worker.pid).name() == "crawl-sink":
+                        psutil.Process(worker.pid).kill()
+                        return True
+            return False
+
+        await until_true(self._running, is_killed, f"a writer of {kind}")
+        self.kills[kind] += 1
 
 
 async def test_killed_workers_of_every_stage_and_output_lose_and_repeat_nothing(tmp_path: Path, database: str) -> None:

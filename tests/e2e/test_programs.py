@@ -12,13 +12,11 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from aiohttp import web
 
 from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
-from tests.e2e.processes import processes_in
 from tests.programs import POISON, noted
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
@@ -223,30 +221,6 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
     programs.gate.touch()
     assert running.wait(within_s=60).code == ExitCode.DONE
     assert once(programs.noted("swallowed")) == wide.expected_pages()
-
-
-@pytest.mark.parametrize("signals", [1, 2])
-def test_stopped_program_leaves_nobody_behind_and_the_next_run_ends_it(
-    programs: Programs, site: SiteProcess, signals: int
-) -> None:
-    arguments = ("pipeline", *programs.seeds(site.seed_url), "--scope", "any", "-o", "out.jsonl")
-    # 90 items of 0.2 s, two at a time, take 9 s: it is stopped with a full queue.
-    running = programs.start("run", *arguments, nap_s=0.2)
-    running.until(lambda: len(programs.noted("weighed")) >= 4, "the first items")
-    for _ in range(signals):
-        running.process.send_signal(signal.SIGTERM)
-    assert running.wait().code == ExitCode.STOPPED
-    psutil.wait_procs([one for group in processes_in(programs.command.folder).values() for one in group], timeout=10)
-    assert processes_in(programs.command.folder) == {}
-    weighed = programs.noted("weighed")
-    assert len(weighed) < 90
-    programs.run(*arguments)
-    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == site.expected_pages()
-    if signals == 1:
-        # What had begun was let finish: nothing ran twice.
-        assert once(programs.noted("weighing")) == site.expected_pages()
-    totals = programs.audit("pipeline")
-    assert totals.get("weigh.crashed", 0) == totals.get("page.crashed", 0) == 0
 
 
 async def test_request_says_method_body_headers_label_and_meta(programs: Programs) -> None:

@@ -113,9 +113,9 @@ async def judge(found: Found) -> Found:
     number = int(found.url.rpartition("/")[2])
     note("judged", found.url)
     if number == 5:
-        raise Retry("never now", after_s=0.01)
+        raise Retry("never now \ud800", after_s=0.01)  # what no encoding takes, as of a file's name
     if number == 7:
-        raise ValueError("seven is too much")
+        raise ValueError("seven is too much \udcff")
     if number % 10 == 0:
         raise Drop("tenth")
     return found

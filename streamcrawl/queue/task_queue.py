@@ -40,6 +40,7 @@ from streamcrawl.store.queue_store import (
     unlist,
 )
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import printable
 from streamcrawl.work.loops import Patience, until_answered
 
 if TYPE_CHECKING:
@@ -495,7 +496,7 @@ class TaskQueue(Generic[T]):
 
     async def _end(self, handle: Handle[Any], how: str, number: int, error: str) -> None:
         self._begin(handle)
-        if await self._settles.end(handle, how, number, error[-ERROR_CHARACTERS_MAX:]):
+        if await self._settles.end(handle, how, number, printable(error)[-ERROR_CHARACTERS_MAX:]):
             raise _lost(handle)
 
     def _begin(self, handle: Handle[Any]) -> None:

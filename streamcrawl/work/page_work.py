@@ -60,6 +60,7 @@ from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
 from streamcrawl.work.program import PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
@@ -263,7 +264,7 @@ class PageWork:
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
-        detail = (task.level.value, encode_task(task), reason, error, status)
+        detail = (task.level.value, encode_task(task), reason, printable(error), status)
         return Commit(entry.id, task.host, task.kind, Outcome.DEAD, detail=detail)
 
     def internal_error(self, entry: Entry, task: CrawlTask, error: str) -> Ending:
@@ -565,7 +566,7 @@ class PageWork:
                     delay_ms = int(1000 * min(max(0.0, asked.after_s), self._policy.retry_after_max_ms / 1000))
                 return self._try_again(entry, task, "retry", str(asked), answer, delay_ms)
             except Drop as drop:
-                is_word = drop.reason.isidentifier() and len(drop.reason) <= 64
+                is_word = drop.reason.isascii() and drop.reason.isidentifier() and len(drop.reason) <= 64
                 return self._drop(entry, task, drop.reason if is_word else DropReason.HANDLER, answer)
             except StageError as error:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))

@@ -371,7 +371,7 @@ async def test_process_settles_by_how_its_block_ends(open_queue: Open) -> None:
     async with queue.process():
         raise Retry("soon", after_s=0)
     async with queue.process(await queue.get()):
-        raise ZeroDivisionError("again")
+        raise ZeroDivisionError("again \udcff")  # what no encoding takes
     (letter,) = await queue.dead_letters()
     assert letter.item == "bad"
     assert "ZeroDivisionError: again" in letter.error

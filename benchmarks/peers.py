@@ -54,7 +54,8 @@ OURS: Final = "streamcrawl"
 ROUNDS: Final = 3
 RUN_TIMEOUT_S: Final = 1800.0
 BAR_LINKS: Final = 20
-"""The bars hold for so many links per page."""
+BAR_PAGES: Final = 5000
+"""The bars hold for so many links per page, and for at least so many pages: start-up is a large part of fewer."""
 BAR_WIDTH: Final = 50
 MB: Final = 1_000_000
 
@@ -253,7 +254,12 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         of_links = []
         for name in dict.fromkeys(run["contestant"] for run in here):
             mine = [run for run in here if run["contestant"] == name]
-            row: dict[str, Any] = {"contestant": name, "links_per_page": links, "runs": len(mine)}
+            row: dict[str, Any] = {
+                "contestant": name,
+                "links_per_page": links,
+                "pages": min(run["pages"] for run in mine),
+                "runs": len(mine),
+            }
             for key in _MEDIANS:
                 values = [run[key] for run in mine if key in run]
                 if values:
@@ -285,7 +291,7 @@ def _ratio(runs: Iterable[dict[str, Any]], name: str, other: str) -> float | Non
 def bar_of(row: dict[str, Any]) -> str:
     """Return the bar of a row and whether it is kept; empty for none."""
     name = row["contestant"]
-    if row["links_per_page"] != BAR_LINKS or name not in CONTESTANTS_BY_NAME:
+    if row["links_per_page"] != BAR_LINKS or row["pages"] < BAR_PAGES or name not in CONTESTANTS_BY_NAME:
         return ""
     if name == OURS and "times_bare" in row:
         return f"≤ {BAR_OF_BARE} × bare{'' if row['times_bare'] <= BAR_OF_BARE else ', missed'}"

@@ -8,6 +8,7 @@ the concurrency fixed so that its autoscaling does not lower it, and links given
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from urllib.parse import urljoin
@@ -22,6 +23,7 @@ ROOT_URL, OUTPUT, CONCURRENCY, *REDIS_URL = sys.argv[1:]
 
 
 async def main() -> None:
+    logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # that the storage in Redis is experimental
     concurrency = int(CONCURRENCY)
     crawler = HttpCrawler(

@@ -311,10 +311,14 @@ def main() -> None:
                 runs[name].append(measure(pythons[name], sides[name], server, options.tasks))
                 print(f"round {number + 1}: {name} {json.dumps(runs[name][-1])}", file=sys.stderr)
     figures: dict[str, Any] = {"tasks": options.tasks, "rounds": options.rounds}
-    is_good = True
+    is_good, others = True, list[str]()
     for name, found in runs.items():
         is_complete = all(one["hits"] == one["distinct"] == options.tasks for one in found)
-        is_good &= is_complete
+        # What another library does twice or leaves out costs it its place, and says nothing of ours.
+        if not sides[name].environment:
+            is_good &= is_complete
+        elif is_complete:
+            others.append(name)
         cpu_us = [1e6 * cpu_s_of(one) / options.tasks for one in found]
         figures[name] = {
             "cpu_us_per_task": round(median(cpu_us), 1),
@@ -323,7 +327,6 @@ def main() -> None:
             "tasks_per_s": round(median(options.tasks / one["wall_s"] for one in found)),
             "is_complete": is_complete,
         }
-    others = [name for name, side in sides.items() if side.environment]
     if others and is_good:
         # Of each round by itself: a shared machine drifts.
         for name, bar in (("streamcrawl_batched", BAR_BATCHED), ("streamcrawl_single", BAR_SINGLE)):

@@ -7,13 +7,11 @@ of them with options of its own.
 from __future__ import annotations
 
 import argparse
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 
 class Benchmark(NamedTuple):
@@ -50,15 +48,11 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
 }
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
-    """Run one benchmark to its end and return its exit code."""
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    return subprocess.run(command, check=False, cwd=Path(__file__).parents[1]).returncode
-
-
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in BENCHMARKS:
-        raise SystemExit(run(sys.argv[1], sys.argv[2:]))
+        del sys.argv[0]
+        runpy.run_module(f"benchmarks.{sys.argv[0]}", run_name="__main__", alter_sys=True)
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the short benchmarks.")
     parser.add_argument("--list", action="store_true", help="name all benchmarks and end")
     parser.add_argument("name", nargs="?", help="run this one, with the options after it")
@@ -76,7 +70,8 @@ def main() -> None:
         if benchmark.short_arguments is None:
             continue
         print(f"{name}: {benchmark.question}", file=sys.stderr)
-        failed |= run(name, benchmark.short_arguments) != 0
+        command = [sys.executable, "-m", f"benchmarks.{name}", *benchmark.short_arguments]
+        failed |= subprocess.run(command, check=False, cwd=Path(__file__).parents[1]).returncode != 0
     raise SystemExit(failed)
 
 

@@ -405,8 +405,11 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.read is not None:
-        lines = map(json.loads, options.read.read_text().splitlines())
-        runs = [line for line in lines if "contestant" in line]
+        try:
+            lines = [json.loads(line) for line in options.read.read_text().splitlines()]
+            runs = [line for line in lines if "contestant" in line]
+        except (OSError, ValueError, TypeError) as error:
+            parser.error(f"--read {options.read}: not the runs that this command prints: {error}")
     else:
         runs = run_all(options)
     if not runs:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 CHILDREN: Final = 4
 """Of a page's links, those that lead to pages no other page is sure to name: the tree that makes all reachable."""
 
+HUB_LINKS: Final = 50
+"""With one link per page, one page in so many has them all: else it would be a chain, fetched one page at a time."""
+
 FRAGMENT_EVERY: Final = 10
 PORT_ATTEMPTS: Final = 20
 """A port that is free on 127.0.0.1 may be taken on one of the other addresses; then the next is tried."""
@@ -57,7 +60,8 @@ class SiteSpec:
 
     pages: int = 5000
     links: int = 20
-    """On each page, at least 1. A page has no duplicates among them as long as `links` is small against `pages`."""
+    """On each page, at least 1 (and 1 is a mean: see HUB_LINKS). A page has no duplicates among them as long as `links` is
+    small against `pages`."""
     hosts: int = 1
     """Page `i` lies on host `i % hosts`; the hosts are 127.0.0.1, 127.0.0.2, … on one port."""
     seed: int = 1
@@ -82,11 +86,11 @@ class SiteSpec:
 
     def linked_pages(self, page: int, choose: random.Random) -> list[int]:
         """Return the pages that `page` links to: its children in the tree, then others by chance."""
-        fan_out = min(CHILDREN, self.links)
+        fan_out = HUB_LINKS if self.links == 1 else min(CHILDREN, self.links)
         found = dict.fromkeys(
             child for child in range(page * fan_out + 1, (page + 1) * fan_out + 1) if child < self.pages
         )
-        for _ in range(self.links * 4):
+        for _ in range(self.links * 4 if self.links > 1 else 0):
             if len(found) >= min(self.links, self.pages):
                 break
             found[choose.randrange(self.pages)] = None

@@ -60,8 +60,8 @@ class SiteSpec:
 
     pages: int = 5000
     links: int = 20
-    """On each page, at least 1 (and 1 is a mean: see HUB_LINKS). A page has no duplicates among them as long as `links` is
-    small against `pages`."""
+    """On each page, at least 1 (which is a mean: see HUB_LINKS). A page has no duplicates among them as long as `links`
+    is small against `pages`."""
     hosts: int = 1
     """Page `i` lies on host `i % hosts`; the hosts are 127.0.0.1, 127.0.0.2, … on one port."""
     seed: int = 1

@@ -151,7 +151,7 @@ class CommitLoop:
         good, bad = [], []
         for waiting in batch:
             try:
-                waiting.commit.pack()
+                waiting.commit.pack(by_domain=self._frontier.by_domain)
             except (TypeError, ValueError, OverflowError):
                 bad.append(waiting)
             else:

@@ -40,6 +40,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "soak": Benchmark("Does a worker grow over a million pages?", None, "30 min"),
     "queue_cost": Benchmark("What does a task on TaskQueue cost? (against others: --others)", (), "15 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "alike": Benchmark("Are pages of real sites taken for near-identical? (wants --html)", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
     "conformance.sitemaps": Benchmark("What is found in sitemaps, good and broken? (wants --data)", None, "10 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),

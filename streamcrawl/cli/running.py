@@ -90,6 +90,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The command that goes on with it."""
     more: str = ""
     """What to do for more pages than --max-pages."""
+    tune: str = ""
+    """As a `Run` has it."""
     home: str | None = None
     """For who only helps: the machine where an output is begun that nobody has written to yet; others are continued
     where they were written last. None for who may begin and continue them here."""
@@ -223,7 +225,8 @@ class Running:
             word = await self._run_loops(self._supervisor, job)
         finally:
             self._logger.close()
-        return await self._sum_up(Run(word, time.monotonic() - started, job.pages_before, job.resume, job.more), job)
+        run = Run(word, time.monotonic() - started, job.pages_before, job.resume, job.more, job.tune)
+        return await self._sum_up(run, job)
 
     async def _without_written_elsewhere(self, job: Job) -> list[SinkSpec]:
         """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, decode_task
-from streamcrawl.settings import Settings
+from streamcrawl.settings import Settings, key_of, option_of
 from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.keys import FETCH, GROUP, Keys
 from streamcrawl.store.shards import shards_in
@@ -55,10 +55,10 @@ _STATE_FIELDS: Final = (
     "seen", "samples", "version", "settings", "crawl", "flow",
 )  # fmt: skip
 STOPS: Final = {
-    "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
-    "MEMORY_FULL": "Redis reached its memory mark; raise --memory-max (or maxmemory of your own Redis)",
+    "FRONTIER_FULL": ("the frontier is full", "frontier_max", ", or narrow the crawl by depth, allow or deny"),
+    "MEMORY_FULL": ("Redis reached its memory mark", "memory_max_bytes", " (or maxmemory of your own Redis)"),
 }
-"""Why dispatch stopped by itself, and what would mend it."""
+"""Why dispatch stopped by itself; the setting to raise, and what would mend it too."""
 
 
 class Brake(msgspec.Struct, frozen=True):
@@ -862,7 +862,8 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
     if status.is_paused:
         brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
     stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
-    brakes += [Brake(word, STOPS.get(word, "stopped"), since("stopped")) for word in stops]
+    tune = f"streamcrawl settings set {status.name} {{}}"
+    brakes += [Brake(word, stopped_because(word, tune), since("stopped")) for word in stops]
     stages = {stage.stage: stage for stage in status.stages if stage.kind == STAGE}
     held = {stage.stage: stage.held_by for stage in status.stages}
     for sink in _throttled(shards):
@@ -891,6 +892,20 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
 
 
 # -- for people
+
+
+def stopped_because(word: str, tune: str = "") -> str:
+    """Return why dispatch stopped, and what mends it.
+
+    Args:
+        tune: The command that changes a setting, with {} in place of NAME=VALUE; '' where the command that is running
+            has the options itself.
+    """
+    if word not in STOPS:
+        return word
+    why, field, other = STOPS[word]
+    change = f"{key_of(field).replace('_', '-')}={'SIZE' if field.endswith('_bytes') else 'N'}"
+    return f"{why}; raise {f'it: {tune.format(change)}' if tune else option_of(field)}{other}"
 
 
 def status_lines(status: Status) -> list[str]:

@@ -265,7 +265,7 @@ async def test_brakes_say_why_since_when_and_what_mends_it(open_lab: OpenLab, cr
     paused, stopped, throttled, budget = status.brakes
     assert (paused.word, paused.reason) == ("PAUSED", f"paused; go on with: streamcrawl resume {crawl_name}")
     assert (stopped.word, stopped.for_ms) == ("MEMORY_FULL", near(0))
-    assert "raise --memory-max" in stopped.reason
+    assert f"raise it: streamcrawl settings set {crawl_name} memory-max=SIZE" in stopped.reason
     assert (throttled.word, throttled.for_ms) == ("THROTTLED", near(65_000))
     assert "/data/pages.jsonl: and no writer of an output is alive" in throttled.reason
     assert budget == Brake(

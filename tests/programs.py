@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +222,27 @@ async def second_look(found: Found) -> dict[str, Any]:
     if found.url.endswith("9"):
         raise Drop("nine")
     return {"url": found.url}
+
+
+# -- two stages whose slots adapt: one waits for the gate, the other holds its event loop
+
+roomy = Crawl("roomy", delay="0", obey_robots="no")
+roomy.page(find)
+
+
+@roomy.stage(source="page", concurrency=(2, 64))
+async def idle(found: Found) -> None:
+    """Wait for the gate."""
+    note("idle", found.url)
+    while not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(0.02)
+
+
+@roomy.stage(source="page", concurrency=(2, 64))
+async def burn(found: Found) -> None:
+    """Keep the loop from everything else."""
+    time.sleep(NAP_S)  # noqa: ASYNC251 - what it must not do
+    note("burnt", found.url)
 
 
 # -- two versions of a program, and one that lacks a stage

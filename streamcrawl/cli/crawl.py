@@ -8,9 +8,12 @@ import click
 
 from streamcrawl.cli.options import (
     AUTH_HELP,
+    CONCURRENCY_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROCESSES_HELP,
     PROXY_HELP,
+    Concurrency,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -19,6 +22,7 @@ from streamcrawl.cli.options import (
     Names,
     Networks,
     OnePath,
+    Processes,
     Size,
     config_option,
     debug_option,
@@ -431,19 +435,19 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @_option(
     "--processes",
-    type=int,
-    metavar="N",
+    type=Processes(),
+    metavar="N|auto",
     group=PLACE,
     setting="processes",
-    help="Worker processes on this machine. Default: 1.",
+    help=PROCESSES_HELP,
 )
 @_option(
     "--concurrency",
-    type=int,
-    metavar="N",
+    type=Concurrency(),
+    metavar="N|MIN-MAX|auto",
     group=PLACE,
     setting="concurrency",
-    help="Fetches at a time in each process. Default: 64.",
+    help=CONCURRENCY_HELP,
 )
 @_option(
     "--nameserver",

@@ -21,6 +21,7 @@ from streamcrawl.settings import (
     ENVIRONMENT_PREFIX,
     ConfigFile,
     Given,
+    SlotLimits,
     gather,
     parse_duration_ms,
     parse_size_bytes,
@@ -49,6 +50,14 @@ PROXY_HELP: Final = (
     "Fetch through this proxy: http://, socks5:// (names are resolved here) or socks5h:// (by the proxy), with "
     "USER:PASSWORD@ where one is needed. May be repeated: each host keeps one of them, and goes to another while "
     "its own fails. Not kept either; see --header."
+)
+PROCESSES_HELP: Final = (
+    "Worker processes on this machine, of the fetch and of each stage of a program. auto: as many in all as there are "
+    "cores for it. Default: 1."
+)
+CONCURRENCY_HELP: Final = (
+    "Fetches at a time in each process. MIN-MAX: as many as it, its memory, the network and what follows bear; auto is "
+    "16-256. Default: 64."
 )
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
@@ -100,6 +109,30 @@ class Limit(click.ParamType[int | None]):
         try:
             # Read as any setting that is a number or not set.
             return value if isinstance(value, int) else cast("int | None", read_value("pages_max", value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Processes(click.ParamType[int | None]):
+    """A whole number, or `auto`."""
+
+    name = "processes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        try:
+            return value if isinstance(value, int) else cast("int | None", read_value("processes", value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Concurrency(click.ParamType[SlotLimits]):
+    """A number of slots, the least and the most, or `auto`."""
+
+    name = "slots"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SlotLimits:
+        try:
+            return value if isinstance(value, SlotLimits) else cast("SlotLimits", read_value("concurrency", value))
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 

@@ -150,7 +150,8 @@ class _Worker(Running):
                 * status.is_paused
             )
             again = shlex.join(self._command())
-            tune = " ".join(filter(None, ("streamcrawl settings set", self._name, "{}", shlex.join(self._place))))
+            place = "".join(f" {shlex.quote(part)}" for part in self._place)
+            tune = f"streamcrawl settings set {self._name} {{}}{place}"
             return await self.run_crawl(
                 Job(
                     name=self._name,
@@ -164,7 +165,7 @@ class _Worker(Running):
                     pages_before=status.page("done"),
                     resume=again,
                     more=f"{tune.format('max-pages=N')}, then {again}",
-                    tune=tune,
+                    tune=f"{tune}, then streamcrawl resume {self._name}{place}",
                     app=self._app,
                     program=self._program,
                     only=self._only,

@@ -121,6 +121,9 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """Of its slots, at its last beat; None when it does not say."""
     stage: str = ""
     """What it works at; '' when it does not say."""
+    slots_least: int | None = None
+    slots_most: int | None = None
+    """Between which its slots adapt; None where their number is fixed."""
 
 
 class SinkStatus(msgspec.Struct, frozen=True):
@@ -709,6 +712,7 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
     if not isinstance(about, dict):
         about = {}
     pid, busy, own = about.get("pid"), about.get("busy"), about.get("slots")
+    least, most = about.get("slots_least"), about.get("slots_most")
     return WorkerStatus(
         consumer,
         # To each of several shards it beats with its share of them.
@@ -720,6 +724,8 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
         role=str(about.get("role", "")),
         busy=busy if isinstance(busy, int) else None,
         stage=str(about.get("stage", "")) or (FETCH if about.get("role") == FETCH else ""),
+        slots_least=least if isinstance(least, int) else None,
+        slots_most=most if isinstance(most, int) else None,
     )
 
 
@@ -862,7 +868,7 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
     if status.is_paused:
         brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
     stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
-    tune = f"streamcrawl settings set {status.name} {{}}"
+    tune = f"streamcrawl settings set {status.name} {{}}, then streamcrawl resume {status.name}"
     brakes += [Brake(word, stopped_because(word, tune), since("stopped")) for word in stops]
     stages = {stage.stage: stage for stage in status.stages if stage.kind == STAGE}
     held = {stage.stage: stage.held_by for stage in status.stages}
@@ -898,8 +904,8 @@ def stopped_because(word: str, tune: str = "") -> str:
     """Return why dispatch stopped, and what mends it.
 
     Args:
-        tune: The command that changes a setting, with {} in place of NAME=VALUE; '' where the command that is running
-            has the options itself.
+        tune: The commands that change a setting, with {} in place of NAME=VALUE, and let the crawl go on; '' where
+            the command that is running does both by its options.
     """
     if word not in STOPS:
         return word
@@ -1064,6 +1070,8 @@ def _worker_text(worker: WorkerStatus) -> str:
     load = counted(worker.slots, "slot")
     if worker.busy is not None:
         load = f"{number(worker.busy)} of {load} busy" if worker.slots else f"{number(worker.busy)} in hand"
+    if worker.slots_most is not None:
+        load += f" ({number(worker.slots_least or 0)} to {number(worker.slots_most)})"
     about = (f"{worker.role}, " if worker.role else "") + load
     place = "".join((f", on {worker.machine}" if worker.machine else "", f", pid {worker.pid}" if worker.pid else ""))
     return f"{worker.consumer}: {about}, last beat {span(worker.beat_age_ms)} ago{place}"

@@ -42,7 +42,7 @@ class Run(msgspec.Struct, frozen=True):
     more: str
     """What to do for more pages than --max-pages."""
     tune: str = ""
-    """The command that changes a setting, with {} for NAME=VALUE; '' where that is an option of the command itself."""
+    """The commands that change a setting, with {} for NAME=VALUE, and let the crawl go on; '' where options do."""
 
 
 def exit_code(word: str, status: Status) -> ExitCode:

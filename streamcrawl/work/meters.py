@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from streamcrawl.errors import fetch_error_kinds
+from streamcrawl.rules.concurrency import Change
 from streamcrawl.rules.task import Kind, Outcome
 
 if TYPE_CHECKING:
@@ -161,6 +162,12 @@ REDIS_SECONDS: Final = _family(
     {"command": _EVERY_COMMAND},
     bounds=_SHORT_S,
 )
+SLOT_CHANGES: Final = _family(
+    "slot_changes",
+    "Times that a worker's number of slots changed, by why",
+    [FETCH, STAGE],
+    {"reason": tuple(change.value for change in Change)},
+)
 LOOP_LAG: Final = _family("loop_lag_seconds", "How late a timer of the event loop fired", _ALL, bounds=_SHORT_S)
 CPU_SECONDS: Final = _family("worker_cpu_seconds", "CPU time of the processes, ended ones included", _ALL)
 
@@ -187,6 +194,11 @@ class Meters:
         row, bounds = family.row(labels), family.bounds
         self._cells[row + bisect_left(bounds, value)] += 1.0
         self._cells[row + len(bounds) + 1] += value
+
+    def count(self, family: Family, *labels: str) -> float:
+        """Return a counter, or how often a histogram was given a value."""
+        row = family.row(labels)
+        return sum(self._cells[row : row + len(family.bounds) + 1])
 
     def read(self) -> list[float]:
         """Return the cells as they are now."""

@@ -194,7 +194,7 @@ class PageWork:
             label: Handler(
                 function,
                 timeout_ms=settings.handler_timeout_ms,
-                threads=settings.concurrency,
+                threads=settings.concurrency.most,
                 on_stuck=on_stuck,
                 route=self._route,
             )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError, StageError, StartError
+from streamcrawl.settings import SlotLimits
 from streamcrawl.web.exchange import is_archive
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """It gets fetched pages: what it gives counts as what pages give, by the source `page`."""
     label: str = ""
     """Of the pages that it gets."""
-    concurrency: int = 16
+    concurrency: SlotLimits = SlotLimits(16, 16)
     """Calls at a time in each process."""
     batch: int = 0
     """Items in one call; 0: one at a time, not as a list."""
@@ -173,9 +174,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.version}" if self.version else self.name
 
     @property
-    def slots(self) -> int:
+    def slots(self) -> SlotLimits:
         """Entries that one process holds at a time: of a sink one batch is written while the next one gathers."""
-        return 2 * self.batch if self.batch else self.concurrency
+        return SlotLimits(2 * self.batch, 2 * self.batch) if self.batch else self.concurrency
 
 
 class Resource:

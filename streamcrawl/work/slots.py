@@ -1,4 +1,4 @@
-"""The work slots: an asyncio task for each entry in hand, at most `concurrency` of them.
+"""The work slots: an asyncio task for each entry in hand, at most `concurrency` of them, which may change (adapt.py).
 
 Also the quarantine. A task that was in a worker's hands when it died is a suspect: after one crash it shares the worker
 with few others, after two it runs alone, and everything else that was not begun is handed back first, so that a
@@ -118,6 +118,7 @@ class Slots:
         self._on_retry = on_retry
         self._on_gone = on_gone
         self._meters = board.meters
+        self._peak = 0
         self._clock = clock
         self._log = log
         self._hands: dict[tuple[int, str], _Hand] = {}
@@ -129,6 +130,25 @@ class Slots:
         self._give_up = asyncio.Event()
         self._patience = Patience("slots", log)
         self._chores: set[asyncio.Task[None]] = set()
+        board.show_slots(concurrency)
+
+    @property
+    def limit(self) -> int:
+        """How many slots there are."""
+        return self._concurrency
+
+    def resize(self, concurrency: int) -> None:
+        """Have so many slots from now on. What runs goes on; of fewer, those that become free are not filled again."""
+        self._concurrency = concurrency
+        self._board.show_slots(concurrency)
+        if not self._is_stopping:
+            self._admit()
+        self._say_free()
+
+    def take_peak(self) -> int:
+        """Return how many were in use at a time, at most, since this was asked last."""
+        peak, self._peak = max(self._peak, len(self._hands)), len(self._hands)
+        return peak
 
     # -- for the read loop
 
@@ -156,6 +176,7 @@ class Slots:
             return
         hand = _Hand(entry, index, task)
         self._hands[entry.where] = hand
+        self._peak = max(self._peak, len(self._hands))
         # Counted with those that are on their way back: to ask each whether it runs took 3 us of each page.
         if task.crashes == 0 and not self._waiting and len(self._hands) <= self._room():
             self._start(hand)

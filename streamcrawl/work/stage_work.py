@@ -78,6 +78,9 @@ class HeldBackStage:
     def is_held(self, shard: int) -> bool:
         return shard in self._over
 
+    def is_held_anywhere(self) -> bool:
+        return bool(self._over)
+
 
 class StageWork:
     """The work of all slots of one worker of a stage."""
@@ -103,7 +106,7 @@ class StageWork:
         self._handler = Handler(
             stage.function,
             timeout_ms=stage.timeout_ms or settings.handler_timeout_ms,
-            threads=1 if stage.batch else stage.concurrency,
+            threads=1 if stage.batch else stage.slots.most,
             on_stuck=on_stuck,
             stage=stage.line,
             **({} if route is None else {"route": route}),

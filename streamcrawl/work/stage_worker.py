@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import stage_stream
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.adapt import slots_at_first
 from streamcrawl.work.commit import StageCommitLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.meters import STAGE
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.program import load_program
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
-from streamcrawl.work.worker import be_replaced, run_loops
+from streamcrawl.work.worker import adapting, be_replaced, run_loops
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -89,7 +91,7 @@ async def run_stage(child: Child) -> None:
             [shard.commit for shard in shards],
             [shard.offers for shard in shards],
             child.board,
-            concurrency=stage.slots,
+            concurrency=slots_at_first(STAGE, stage.slots),
             stream=stage_stream(stage.line),
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_gone=be_gone,
@@ -125,7 +127,7 @@ async def run_stage(child: Child) -> None:
             child,
             read,
             slots,
-            feeding=[shard.due for shard in shards],
+            feeding=[*(shard.due for shard in shards), *adapting(child, slots, stage.slots, held.is_held_anywhere)],
             offers=[shard.offers for shard in shards],
             commits=[shard.commit for shard in shards],
             gone=gone,

@@ -19,6 +19,7 @@ from aiohttp import web
 from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
 from tests.e2e.processes import processes_in
+from tests.e2e.test_metrics import port_of
 from tests.programs import POISON, noted
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
@@ -223,6 +224,46 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
     programs.gate.touch()
     assert running.wait(within_s=60).code == ExitCode.DONE
     assert once(programs.noted("swallowed")) == wide.expected_pages()
+
+
+def test_slots_of_a_stage_grow_while_all_are_busy_and_fall_while_its_loop_is_held(
+    programs: Programs, host: SiteProcess
+) -> None:
+    running = programs.start(
+        *(
+            "run",
+            "roomy",
+            *programs.seeds(host.seed_url),
+            "--scope",
+            "any",
+            "--concurrency",
+            "4",
+            "--metrics-port",
+            "0",
+        ),
+        nap_s=0.1,
+    )
+    port = port_of(running)
+
+    def slots() -> dict[str, float]:
+        return {stage: sum(port.scrape().all("slots", stage=stage).values()) for stage in ("idle", "burn")}
+
+    running.until(lambda: slots()["idle"] > 16 > slots()["burn"] >= 2, "16 slots to become more, and others fewer")
+    assert len(once(programs.noted("idle"))) > 0
+    running.until(lambda: len(programs.noted("idle")) > 16, "calls in the new slots")
+    assert port.scrape().by("reason", "slot_changes_total", stage="burn")["lag"] > 0
+    asked = {one["stage"]: one["slots"] for one in json.loads(port.get("/debug/tasks")[1]) if "slots" in one}
+    assert (asked["idle"]["least"], asked["idle"]["most"]) == (2, 64)
+
+    def published() -> int:
+        workers = programs.ask("status", "roomy", "--json")["workers"]
+        return int(next(worker["slots"] for worker in workers if worker["stage"] == "idle"))
+
+    running.until(lambda: published() > 16, "what the others go by to follow")
+    programs.gate.touch()
+    assert running.wait().code == ExitCode.DONE
+    assert once(programs.noted("idle")) == once(programs.noted("burnt")) == host.expected_pages(scope="host")
+    programs.audit("roomy")
 
 
 @pytest.mark.parametrize("signals", [1, 2])

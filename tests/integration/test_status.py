@@ -373,6 +373,15 @@ async def test_workers_that_are_many_or_say_nonsense_are_shown(lab: Lab, crawl_n
     assert "and 1 more workers; --json has all" in text_of(status)
 
 
+async def test_slots_that_adapt_are_shown_with_their_limits(lab: Lab, crawl_name: str) -> None:
+    about = {"pid": 7, "machine": "m1", "role": "fetch", "slots": 72, "busy": 3, "slots_least": 16, "slots_most": 256}
+    await beat(lab, slots=72, info=json.dumps(about))
+    status = await read_status(lab.client, crawl_name)
+    (worker,) = status.workers
+    assert (worker.slots, worker.slots_least, worker.slots_most) == (72, 16, 256)
+    assert "w1: fetch, 3 of 72 slots busy (16 to 256), last beat" in "\n".join(status_lines(status))
+
+
 async def test_feeders_are_shown_with_cursor_and_last_sign(lab: Lab, crawl_name: str) -> None:
     for feeder, cursor in (("alive", "line 7"), ("dead", "")):
         await lab.frontier.feed(feeder, "begin", lease_ms=LEASE_MS, cursor=cursor)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.errors import QueueClosed, StoreFull
 from streamcrawl.queue.handle import QueueFull
+from streamcrawl.rules.pacing import next_pause_s
 from streamcrawl.store.queue_store import PUTS_PER_CALL
 from streamcrawl.work.loops import sleep_or_stop, until_answered
 
@@ -33,6 +34,10 @@ RECENT_BYTES: Final = 16_000_000
 ROOM_FIRST_S: Final = 0.002
 ROOM_MAX_S: Final = 0.1
 """How often a full queue is asked for room; ten times a second costs nothing and adds nothing to speak of."""
+PACED_FROM: Final = 1000
+"""The least `maxsize` of a queue that is filled more slowly when it is nearly full (rules/pacing.py): all that is in a
+smaller one could be taken within a pause."""
+PACE_MAX_S: Final = 0.02
 
 
 class _Group:
@@ -69,6 +74,8 @@ class PutLoop:
         self._kept: list[bytes] = []
         """Accepted once and forgotten by the store."""
         self._pause_s = ROOM_FIRST_S
+        self.pace_s = 0.0
+        """Between two calls, while it is nearly full."""
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._give_up = asyncio.Event()
@@ -113,6 +120,9 @@ class PutLoop:
         while not self._is_stopped:
             if self.is_behind:
                 await self._put_again()
+            if self.pace_s and self._waiting:
+                # Before the batch is taken: it gathers meanwhile, and who is cancelled has not put.
+                await sleep_or_stop(self._give_up, self.pace_s)
             batch = self._take()
             if not batch:
                 self._wake.clear()
@@ -163,6 +173,8 @@ class PutLoop:
                 group.fail(closed)
             return
         self._on_left(answer.left)
+        if self._store.settings.maxsize >= PACED_FROM:
+            self.pace_s = next_pause_s(self.pace_s, answer.level, first_s=ROOM_FIRST_S, most_s=PACE_MAX_S)
         if rest:
             self._waiting.extendleft(reversed(rest))
             for _, group in self._waiting:

@@ -77,6 +77,8 @@ class Put(NamedTuple):
     """Accepted of the batch, from its beginning; with FORGOT the number of the last item that the store has."""
     left: int = -1
     """Unsettled items of the queue; -1 when it was not said."""
+    level: float = 0.0
+    """How full it is, in parts of `maxsize`; 0 without one."""
 
 
 class Ending(NamedTuple):
@@ -133,7 +135,7 @@ class QueueStore:
             raise StoreIncompatible(
                 f"the queue {self.keys.name!r} refuses item {answer[1]}: another version wrote its script"
             )
-        return Put(word, answer[1], answer[2] if len(answer) > 2 else -1)
+        return Put(word, answer[1], answer[2], answer[3] / 1000) if word == "OK" else Put(word, answer[1])
 
     async def take(self, member: str, count: int) -> list[list[RawEntry]]:
         """Read at most `count` entries without waiting: a list for each level, the urgent first."""

@@ -73,12 +73,12 @@ async def let_idle(store: QueueStore, level: int, entry_id: str, member: str = M
 
 async def test_repeated_put_goes_on_where_the_lost_answer_was(store: QueueStore) -> None:
     batch = [item(b"%d" % n) for n in range(7)]
-    assert await store.put(ME, 1, batch) == Put("OK", 5, 5)  # five is the bound
-    assert await store.put(ME, 1, batch) == Put("OK", 5, 5)
+    assert await store.put(ME, 1, batch) == Put("OK", 5, 5, 1.0)  # five is the bound
+    assert await store.put(ME, 1, batch) == Put("OK", 5, 5, 1.0)
     await read(store, 2)
     # What the repetition finds room for is accepted by it, once.
-    assert await store.put(ME, 1, batch) == Put("OK", 7, 7)
-    assert await store.put(ME, 1, batch) == Put("OK", 7, 7)
+    assert await store.put(ME, 1, batch) == Put("OK", 7, 7, 1.0)
+    assert await store.put(ME, 1, batch) == Put("OK", 7, 7, 1.0)
     assert [fields[b"item"] for _, _, fields in await read(store)] == [b"2", b"3", b"4", b"5", b"6"]
     # Another member's numbers are its own.
     assert (await store.put(OTHER, 1, [item()])).number == 1
@@ -95,7 +95,7 @@ async def test_store_that_forgot_says_from_where_on(store: QueueStore) -> None:
     assert await store.put(ME, 9, [item()]) == Put("CLOSED", 0)
     # A batch of which some is there already says how much, closed or not.
     assert await store.put(ME, 8, [item(b"8"), item(b"9")]) == Put("CLOSED", 1)
-    assert await store.put(ME, 8, [item(b"8")]) == Put("OK", 1, 8)
+    assert await store.put(ME, 8, [item(b"8")]) == Put("OK", 1, 8, 1.6)
 
 
 @pytest.mark.parametrize("bad", [b"", b"0 0", b"x 0 0 item", b"2 0 0 no such level", b"0 0 99 short"])
@@ -215,7 +215,7 @@ async def test_member_that_is_silent_is_forgotten_but_not_its_number(store: Queu
     await let_reclaim(store)
     await store.reclaim()
     assert not await store.client.hexists(store.keys.members, ME)
-    assert await store.put(ME, 1, [item()]) == Put("OK", 1, 1)
+    assert await store.put(ME, 1, [item()]) == Put("OK", 1, 1, 0.2)
     await store.client.hset(store.keys.puts, ME, f"1 {(seconds - 90_000) * 1000}")
     await let_reclaim(store)
     await store.reclaim()

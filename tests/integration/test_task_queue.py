@@ -28,6 +28,7 @@ from streamcrawl import (
     TaskQueue,
 )
 from streamcrawl.errors import CodecError, ConfigError, StoreFull, StoreIncompatible
+from streamcrawl.queue.puts import PACE_MAX_S, PACED_FROM
 from streamcrawl.store.connection import connect
 from streamcrawl.store.keys import GROUP, QUEUES, QueueKeys
 from tests.redis_server import FAST, RedisServer
@@ -162,6 +163,23 @@ async def test_put_many_beyond_the_bound_waits_for_room_as_often_as_it_must(open
         await other.task_done_many(handles)
     await putting
     assert got == list(range(500))
+
+
+async def test_puts_gather_while_the_queue_is_nearly_full_and_go_at_once_when_it_is_not(open_queue: Open) -> None:
+    queue, other = await open_queue(maxsize=PACED_FROM), await open_queue()
+    await queue.put_many(range(PACED_FROM // 2))
+    assert queue._puts.pace_s == 0
+    await queue.put_many(range(PACED_FROM // 2))
+    assert 0 < queue._puts.pace_s <= PACE_MAX_S
+    while queue._puts.pace_s:
+        await other.task_done_many(await other.get_many(250))
+        await queue.put(0)
+
+
+async def test_puts_of_a_small_queue_never_pause(open_queue: Open) -> None:
+    queue = await open_queue(maxsize=PACED_FROM - 1)
+    await queue.put_many(range(PACED_FROM - 1))
+    assert queue._puts.pace_s == 0, "it could be empty before the pause is over"
 
 
 async def test_put_that_is_cancelled_while_it_waits_for_room_has_not_put(open_queue: Open) -> None:

@@ -9,7 +9,8 @@
 -- ARGV[5..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
--- Returns {'OK', accepted, left}  the first so many, earlier calls counted; fewer than given: it is full
+-- Returns {'OK', accepted, left, level}  the first so many, earlier calls counted; fewer than given: it is full. `level`:
+--                                 how full it is by now, in thousandths of `maxsize`; 0 without one
 --         {'CLOSED', accepted}    so many were accepted before it was closed
 --         {'FORGOT', last}        the store lost what followed number `last`; nothing was written
 --         {'INVALID', which}      not written by us; nothing was written
@@ -63,4 +64,5 @@ if ids > 0 then
   if over > 0 then call('ZREMRANGEBYRANK', known, 0, math.min(over, 2 * ids) - 1) end
 end
 flush_counts()
-return {'OK', accepted, unsettled()}
+local level = room == math.huge and 0 or math.floor(1000 * (S.maxsize - room) / S.maxsize)
+return {'OK', accepted, unsettled(), level}

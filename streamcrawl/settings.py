@@ -189,8 +189,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # -- workers
     processes: int | None = 1
     """Of the fetch, of each stage of a program too; None for as many in all as there are cores (work/machine.py)."""
-    concurrency: SlotLimits = SlotLimits(64, 64)
-    """Work slots of each process that fetches."""
+    concurrency: SlotLimits = SLOTS_AUTO
+    """Work slots of each process that fetches; 64 to begin with, where that is within the limits."""
     lease_ms: int = 30_000
     headers: tuple[str, ...] = ()
     """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""

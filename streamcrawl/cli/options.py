@@ -56,8 +56,8 @@ PROCESSES_HELP: Final = (
     "cores for it. Default: 1."
 )
 CONCURRENCY_HELP: Final = (
-    "Fetches at a time in each process. MIN-MAX: as many as it, its memory, the network and what follows bear; auto is "
-    "16-256. Default: 64."
+    "Fetches at a time in each process: just N, or from MIN to MAX, as many as the process, its memory, the network "
+    "and what follows can bear. Default: auto, which is 16-256."
 )
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""

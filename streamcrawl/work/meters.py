@@ -200,6 +200,16 @@ class Meters:
         row = family.row(labels)
         return sum(self._cells[row : row + len(family.bounds) + 1])
 
+    def total(self, family: Family, *labels: str) -> float:
+        """Return the sum of what a histogram was given."""
+        return self._cells[family.row(labels) + len(family.bounds) + 1]
+
+    def worked(self) -> tuple[int, float]:
+        """Return how many entries this process has ended, and for how many seconds its slots worked at them."""
+        kinds = COMMITS.labels["kind"]
+        ended = sum(self.count(COMMITS, kind, outcome.value) for kind in kinds for outcome in Outcome)
+        return int(ended), self.total(HANDLER_SECONDS) + sum(self.total(FETCH_SECONDS, kind) for kind in KINDS)
+
     def read(self) -> list[float]:
         """Return the cells as they are now."""
         return list(self._cells)

@@ -189,6 +189,8 @@ class ChildProcess:
     def info(self) -> str:
         about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
         about |= {"slots": self.slots, "busy": self.busy, "stage": self.stage}
+        ended, worked_s = self.board.meters.worked()
+        about |= {"ended": ended, "worked_s": round(worked_s, 3)}
         if not self.limits.is_fixed:
             about |= {"slots_least": self.limits.least, "slots_most": self.limits.most}
         return msgspec.json.encode(about).decode()

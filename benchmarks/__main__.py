@@ -30,6 +30,8 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
     "queue_cost": Benchmark("What does a task on TaskQueue cost? (against others: --others)", (), "15 s"),
+    "concurrency": Benchmark("Are slots that adapt ever slower than 64, and when faster?", None, "3 min"),
+    "stage_scaling": Benchmark("Does a second worker of a stage make it twice as fast?", None, "1 min"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -127,9 +127,11 @@ class QueueStore:
                 f"the queue {self.keys.name!r} was deleted, or its Redis flushed: open it again to go on with a new one"
             ) from error
 
-    async def put(self, member: str, first: int, packed: Iterable[bytes], *, is_again: bool = False) -> Put:
-        """Put at most PUTS_PER_CALL items (`pack_item`); `first` is the number of the first of them."""
-        answer = await self._run("put", member, first, "again" if is_again else "", *packed)
+    async def put(
+        self, member: str, first: int, packed: Iterable[bytes], *, mode: Literal["", "again", "inside"] = ""
+    ) -> Put:
+        """Put at most PUTS_PER_CALL items (`pack_item`); `first` is the number of the first. `mode`: see the script."""
+        answer = await self._run("put", member, first, mode, *packed)
         word = answer[0].decode()
         if word == "INVALID":
             raise StoreIncompatible(

@@ -171,6 +171,17 @@ def test_every_ending_of_an_item_is_counted_and_poison_alone_is_a_dead_letter(
     assert max(line["size"] for line in noted(programs.journal, "batch")) == 8
 
 
+def most_at_a_time(programs: Programs, begin: str) -> int:
+    """Return how many items were being weighed at a time, at most, by the order of the journal."""
+    most = running = 0
+    for line in programs.journal.read_text().splitlines():
+        one = json.loads(line)
+        if one["url"].startswith(begin):
+            running += {"weighing": 1, "weighed": -1}.get(one["what"], 0)
+            most = max(most, running)
+    return most
+
+
 def test_second_worker_of_a_stage_takes_a_share(
     programs: Programs, redis_server: RedisServer, crawl_name: str, pair: SiteProcess
 ) -> None:
@@ -199,6 +210,8 @@ def test_second_worker_of_a_stage_takes_a_share(
     weighed = noted(programs.journal, "weighed")
     shares = Counter(line["pid"] for line in weighed if line["url"].startswith(pair.url(2, "/")))
     assert len(shares) == 2, "each holds two items at most, for 50 ms"
+    assert min(shares.values()) > sum(shares.values()) // 8
+    assert most_at_a_time(programs, pair.url(2, "/")) > 2, "which one of them alone never has"
     assert once([line["url"] for line in weighed]) == pair.expected_pages()
     assert once([record["url"] for record in programs.command.records("out.jsonl")]) == pair.expected_pages()
     programs.audit(crawl_name, "--redis", redis_server.url)

@@ -91,11 +91,21 @@ async def test_store_that_forgot_says_from_where_on(store: QueueStore) -> None:
     await store.close(is_closed=True)
     # Accepted before: neither closed nor full refuses it now.
     again = [item(b"%d" % n) for n in range(3, 9)]
-    assert await store.put(ME, 3, again, is_again=True) == Put("OK", 6, 8)
+    assert await store.put(ME, 3, again, mode="again") == Put("OK", 6, 8)
     assert await store.put(ME, 9, [item()]) == Put("CLOSED", 0)
     # A batch of which some is there already says how much, closed or not.
     assert await store.put(ME, 8, [item(b"8"), item(b"9")]) == Put("CLOSED", 1)
     assert await store.put(ME, 8, [item(b"8")]) == Put("OK", 1, 8, 1.6)
+
+
+async def test_put_of_who_has_an_item_out_is_not_held_up_by_a_full_queue_but_by_a_closed_one(store: QueueStore) -> None:
+    await store.put(ME, 1, [item()] * 5)
+    assert await store.put(OTHER, 1, [item()]) == Put("OK", 0, 5, 1.0)
+    inside = [item(b"1"), item(b"2")]
+    assert await store.put(OTHER, 1, inside, mode="inside") == Put("OK", 2, 7)
+    assert await store.put(OTHER, 1, inside, mode="inside") == Put("OK", 2, 7), "once, however often it is said"
+    await store.close(is_closed=True)
+    assert await store.put(OTHER, 3, inside, mode="inside") == Put("CLOSED", 0)
 
 
 @pytest.mark.parametrize("bad", [b"", b"0 0", b"x 0 0 item", b"2 0 0 no such level", b"0 0 99 short"])

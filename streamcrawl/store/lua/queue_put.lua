@@ -6,6 +6,7 @@
 -- ARGV[2] member  str   who puts; its items are numbered from 1
 -- ARGV[3] first   int   number of the first item here
 -- ARGV[4] mode    str   '' | 'again': accepted before, and forgotten by the store: neither full nor closed refuses them
+--                          | 'inside': who puts them has an item of this queue out, and would wait for itself: full does not
 -- ARGV[5..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
@@ -31,7 +32,7 @@ for n = 5, #ARGV do
   if id_size ~= '0' then ids = ids + 1 end
 end
 local accepted = math.min(#items, last - first + 1)
-if is_closed and ARGV[4] == '' and accepted < #items then return {'CLOSED', accepted} end
+if is_closed and ARGV[4] ~= 'again' and accepted < #items then return {'CLOSED', accepted} end
 local room = math.huge
 if ARGV[4] == '' and tonumber(S.maxsize) > 0 then room = tonumber(S.maxsize) - size() end
 local cutoff, known = now - tonumber(S.dedup_ms), P .. 'ids'

@@ -511,8 +511,12 @@ class Supervisor:
 
     def _processes(self) -> int:
         """Return how many processes each of the fetch and the stages has here."""
-        jobs = self._is_fetching + len(self._stages)
-        return self._settings.processes or processes_each(usable_cores(), jobs)
+        if self._settings.processes is not None:
+            return self._settings.processes
+        cores, jobs = usable_cores(), self._is_fetching + len(self._stages)
+        each = processes_each(cores, jobs)
+        self._log(f"processes auto: {each}{' of each stage' * (jobs > 1)}, for the {cores} cores that may be used")
+        return each
 
     def _pages_max(self) -> int | None:
         return self._settings.pages_max

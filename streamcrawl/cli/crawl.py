@@ -13,7 +13,6 @@ from streamcrawl.cli.options import (
     HEADER_HELP,
     PROCESSES_HELP,
     PROXY_HELP,
-    Concurrency,
     Duration,
     GroupedCommand,
     GroupedOption,
@@ -22,7 +21,7 @@ from streamcrawl.cli.options import (
     Names,
     Networks,
     OnePath,
-    Processes,
+    SettingValue,
     Size,
     config_option,
     debug_option,
@@ -435,7 +434,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @_option(
     "--processes",
-    type=Processes(),
+    type=SettingValue("processes", "processes"),
     metavar="N|auto",
     group=PLACE,
     setting="processes",
@@ -443,7 +442,7 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @_option(
     "--concurrency",
-    type=Concurrency(),
+    type=SettingValue("concurrency", "slots"),
     metavar="N|MIN-MAX|auto",
     group=PLACE,
     setting="concurrency",

@@ -21,7 +21,6 @@ from streamcrawl.settings import (
     ENVIRONMENT_PREFIX,
     ConfigFile,
     Given,
-    SlotLimits,
     gather,
     parse_duration_ms,
     parse_size_bytes,
@@ -113,26 +112,16 @@ class Limit(click.ParamType[int | None]):
             self.fail(str(error), param, ctx)
 
 
-class Processes(click.ParamType[int | None]):
-    """A whole number, or `auto`."""
+class SettingValue(click.ParamType[Any]):
+    """The value of a setting, as its file takes it."""
 
-    name = "processes"
+    def __init__(self, field: str, name: str) -> None:
+        self.name = name
+        self._field = field
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return value if isinstance(value, int) else cast("int | None", read_value("processes", value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Concurrency(click.ParamType[SlotLimits]):
-    """A number of slots, the least and the most, or `auto`."""
-
-    name = "slots"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> SlotLimits:
-        try:
-            return value if isinstance(value, SlotLimits) else cast("SlotLimits", read_value("concurrency", value))
+            return read_value(self._field, value) if isinstance(value, str) else value
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 

@@ -13,11 +13,10 @@ from streamcrawl.cli.options import (
     HEADER_HELP,
     PROCESSES_HELP,
     PROXY_HELP,
-    Concurrency,
     Duration,
     GroupedCommand,
     GroupedOption,
-    Processes,
+    SettingValue,
     config_option,
     debug_option,
     given_settings,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 @redis_option(help="Redis that keeps the crawl, the same for all of its workers. [STREAMCRAWL_REDIS]")
 @click.option(
     "--processes",
-    type=Processes(),
+    type=SettingValue("processes", "processes"),
     metavar="N|auto",
     cls=GroupedOption,
     setting="processes",
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--concurrency",
-    type=Concurrency(),
+    type=SettingValue("concurrency", "slots"),
     metavar="N|MIN-MAX|auto",
     cls=GroupedOption,
     setting="concurrency",

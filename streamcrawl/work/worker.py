@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.errors import CrawlGone
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
-from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
@@ -50,11 +49,11 @@ class _ShardLoops:
     def __init__(self, child: Child, frontier: Frontier, work: PageWork) -> None:
         log, forget = child.log, work.seen.clear
         self.dispatch = DispatchLoop(frontier, limit=DISPATCH_MAX, log=log)
-        self.due = DueLoop(frontier, on_moved=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")), log=log)
+        self.due = DueLoop(frontier, on_moved=self.dispatch.hurry, log=log)
         self.revisit = RevisitLoop(
             frontier,
             is_on=lambda: child.settings.revisit_ms is not None,
-            on_made=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")),
+            on_made=self.dispatch.hurry,
             log=log,
         )
         self.commit = CommitLoop(

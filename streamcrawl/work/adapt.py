@@ -36,9 +36,9 @@ OURS: Final = tuple(error.kind for error in (DnsError, ConnectError, ConnectTime
 """Failures of a request that too many of them at a time may bring about."""
 
 
-def usual_slots(role: str) -> int:
-    """Return with how many slots a worker begins, where its limits allow it."""
-    return USUAL_FETCHES if role == FETCH else USUAL_CALLS
+def slots_at_first(role: str, limits: SlotLimits) -> int:
+    """Return with how many slots a worker begins."""
+    return first_slots(limits, USUAL_FETCHES if role == FETCH else USUAL_CALLS)
 
 
 class AdaptLoop:
@@ -125,10 +125,6 @@ class AdaptLoop:
         if abs(self._state.slots - self._published) >= MOVED * self._published:
             self._published = self._state.slots
             self._on_moved()
-
-
-def slots_at_first(role: str, limits: SlotLimits) -> int:
-    return first_slots(limits, usual_slots(role))
 
 
 def _fetches(meters: Meters) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """The put loop: sends items in batches, one call after another.
 
-While a call is under way the next batch gathers, so batches grow with the load and a lone put waits for nobody. Items
-are numbered as they are sent, and the store keeps the number of the last one it accepted: a batch whose answer was lost
-is sent again and nothing is doubled (queue_put.lua). What was accepted in the last moments is kept here, because a
-store that is restarted may have forgotten it; it says so by that number, and gets it again. Who has an item of this
+While a call is under way the next batch gathers, so batches grow with the load and a lone put waits for nobody. Each
+batch has a number, its turn, under which the store keeps its answer: one whose answer was lost is sent again, and
+nothing is doubled (queue_put.lua). What was accepted in the last moments is kept here, because a store that is
+restarted may have forgotten it; it says so by how many items it has of us, and gets them again. Who has an item of this
 queue out does not wait for room in it: it might wait for itself. If this loop dies, every put waits.
 """
 
@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamcrawl.errors import QueueClosed, StoreFull
 from streamcrawl.queue.handle import QueueFull
@@ -24,7 +24,7 @@ from streamcrawl.work.loops import sleep_or_stop, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Set
 
-    from streamcrawl.store.queue_store import Put, QueueStore
+    from streamcrawl.store.queue_store import Put, PutMode, QueueStore
     from streamcrawl.work.loops import Patience
 
 BYTES_PER_CALL: Final = 1_000_000
@@ -94,6 +94,7 @@ class PutLoop:
         self._give_up = asyncio.Event()
         self._is_full = False
         self._is_stopped = False
+        self._turn = 0
         self.number = 0
         """Of the last item that the store has accepted."""
         self.is_behind = False
@@ -103,9 +104,13 @@ class PutLoop:
         """Queue items; the future ends when all are accepted, or raises QueueFull, QueueClosed or a StoreError."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group = _Group(future, len(packed), is_patient=is_patient)
+        while self._waiting and self._waiting[0][1].future.done():
+            self._waiting.popleft()
         if self._is_full and not is_patient:
-            group.fail(_full())
-            return future
+            if self._waiting:  # for room: nobody goes before them
+                group.fail(_full())
+                return future
+            self._room.set()  # those who did have given up, and nobody has asked since
         self._waiting.extend((item, group) for item in packed)
         self._wake.set()
         if self._is_full and self._let_inside():
@@ -174,10 +179,14 @@ class PutLoop:
     def _let_inside(self) -> bool:
         """Take those out of the line whose tasks have an item of this queue out; True when there are any."""
         holders = self._holders()
-        if holders and any(group.task in holders for _, group in self._waiting):
+
+        def is_inside(group: _Group) -> bool:
+            return group.is_patient and group.task in holders
+
+        if holders and any(is_inside(group) for _, group in self._waiting):
             line = list(self._waiting)
-            self._inside.extend(one for one in line if one[1].task in holders)
-            self._waiting = deque(one for one in line if one[1].task not in holders)
+            self._inside.extend(one for one in line if is_inside(one[1]))
+            self._waiting = deque(one for one in line if not is_inside(one[1]))
         return bool(self._inside)
 
     async def _put(self, batch: list[tuple[bytes, _Group]], *, is_inside: bool) -> None:
@@ -187,7 +196,8 @@ class PutLoop:
             self._waiting.extendleft(reversed(batch))
             self._rewind(answer.number)
             return
-        self._accept(packed[: answer.number])
+        if answer.word == "OK":
+            self._accept(packed[: answer.number], answer.last)
         for _, group in batch[: answer.number]:
             group.left -= 1
             if not group.left and not group.future.done():
@@ -215,9 +225,10 @@ class PutLoop:
         self._room.clear()
         await sleep_or_stop(self._room, self._pause_s * (0.5 + random.random() / 2))
 
-    async def _call(self, packed: Sequence[bytes], *, mode: Literal["", "again", "inside"] = "") -> Put:
+    async def _call(self, packed: Sequence[bytes], *, mode: PutMode = "") -> Put:
+        self._turn += 1
         return await until_answered(
-            lambda: self._store.put(self._member, self.number + 1, packed, mode=mode),
+            lambda: self._store.put(self._member, self._turn, self.number, packed, mode=mode),
             self._patience,
             self._give_up,
         )
@@ -225,11 +236,11 @@ class PutLoop:
     async def _refuse(self, batch: list[tuple[bytes, _Group]], error: StoreFull) -> None:
         """The server has no memory for the batch: its callers hear it, but for those whose items are there already.
 
-        An earlier try may have been executed although its answer was lost, and a number must never mean two items.
+        An earlier try may have been executed although its answer was lost.
         """
         tick = await until_answered(lambda: self._store.tick(self._member), self._patience, self._give_up)
-        accepted = max(0, tick.last - self.number)
-        self._accept([item for item, _ in batch[:accepted]])
+        accepted = tick.accepted if tick.turn == self._turn else 0
+        self._accept([item for item, _ in batch[:accepted]], tick.last)
         for position, (_, group) in enumerate(batch):
             group.left -= position < accepted
             if not group.left and not group.future.done():
@@ -239,13 +250,14 @@ class PutLoop:
 
     # -- a store that forgets
 
-    def _accept(self, packed: list[bytes]) -> None:
+    def _accept(self, packed: list[bytes], last: int) -> None:
+        """Remember what was accepted, the last of it under the number `last`."""
         if not packed:
             return
+        self.number = last
         now, size = time.monotonic(), sum(map(len, packed)) + 64 * len(packed)
-        self._recent.append(_Recent(self.number + 1, now, packed, size))
+        self._recent.append(_Recent(last - len(packed) + 1, now, packed, size))
         self._recent_bytes += size
-        self.number += len(packed)
         while self._recent[0].at < now - RECENT_S or (self._recent_bytes > RECENT_BYTES and len(self._recent) > 1):
             self._recent_bytes -= self._recent.popleft().size
 
@@ -276,7 +288,7 @@ class PutLoop:
             if answer.word == "FORGOT":
                 self._rewind(answer.number)
                 continue
-            self._accept(chunk)
+            self._accept(chunk, answer.last)
             self._kept = self._kept[len(chunk) :]
         self.is_behind = False
 

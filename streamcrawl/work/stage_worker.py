@@ -7,7 +7,6 @@ takes nothing but its stage.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
-from streamcrawl.work.worker import adapting, be_replaced, run_loops
+from streamcrawl.work.worker import Over, adapting, be_replaced, run_loops
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -65,12 +64,7 @@ async def run_stage(child: Child) -> None:
     spec, settings, crawl = child.spec, child.settings, child.crawl
     program = load_program(spec.app)
     stage = program.stage(spec.stage)
-    gone = asyncio.Event()
-
-    def be_gone() -> None:
-        gone.set()
-        child.stop.set()
-
+    over = Over(child)
     async with contextlib.AsyncExitStack() as opened:
         await open_resources(program, stage.name, opened, child.log)
         work = StageWork(
@@ -94,7 +88,7 @@ async def run_stage(child: Child) -> None:
             concurrency=slots_at_first(STAGE, stage.slots),
             stream=stage_stream(stage.line),
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
-            on_gone=be_gone,
+            on_over=over.note,
             clock=child.clock,
             log=child.log,
         )
@@ -130,5 +124,5 @@ async def run_stage(child: Child) -> None:
             feeding=[*(shard.due for shard in shards), *adapting(child, slots, stage.slots, held.is_held_anywhere)],
             offers=[shard.offers for shard in shards],
             commits=[shard.commit for shard in shards],
-            gone=gone,
+            over=over,
         )

@@ -62,7 +62,7 @@ class Bench:
         )  # fmt: skip
         self.slots = Slots(
             crawl, work, [self.commit], [OffersLoop(flow.lab.frontier, on_outage=lambda: None, log=print)], self.board,
-            concurrency=concurrency, stream=stage_stream(STAGE), on_retry=lambda *_: None, on_gone=lambda: None,
+            concurrency=concurrency, stream=stage_stream(STAGE), on_retry=lambda *_: None, on_over=lambda _: None,
             clock=ServerClock(), log=print,
         )  # fmt: skip
 

@@ -356,5 +356,7 @@ async def _watch_server(job: Job) -> None:
 
 
 def _count_workers(supervisor: Supervisor) -> tuple[int, int]:
-    workers = [child for child in supervisor.children if child.role == "fetch"]
+    children = supervisor.children
+    # Of a command that only runs stages of a program those: "0 workers" would look as if it did nothing.
+    workers = [one for one in children if one.role == "fetch"] or [one for one in children if one.role == "stage"]
     return len(workers), sum(child.busy for child in workers)

@@ -6,6 +6,8 @@ import json
 import logging
 from typing import Any
 
+import msgspec
+
 from streamcrawl.work.logs import (
     BURST,
     KINDS_MAX,
@@ -17,6 +19,7 @@ from streamcrawl.work.logs import (
     Said,
     as_said,
     kind_of,
+    printable,
 )
 
 
@@ -151,3 +154,8 @@ def test_what_libraries_log_is_said_with_their_level() -> None:
     assert second["level"] == "error"
     assert second["message"].startswith("it broke\nTraceback")
     assert second["message"].endswith("ValueError: bad")
+
+
+def test_text_of_any_kind_can_be_written() -> None:
+    for text, shown in ((Said.error("plain"), "plain"), ("ü", "ü"), ("bad \udcff", "bad \\udcff")):
+        assert msgspec.json.decode(msgspec.json.encode(printable(text))) == shown

@@ -42,6 +42,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "concurrency": Benchmark("Are slots that adapt ever slower than 64, and when faster?", None, "3 min"),
     "stage_scaling": Benchmark("Does a second worker of a stage make it twice as fast?", None, "1 min"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "alike": Benchmark("Are pages of real sites taken for near-identical? (wants --html)", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
     "conformance.sitemaps": Benchmark("What is found in sitemaps, good and broken? (wants --data)", None, "10 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),

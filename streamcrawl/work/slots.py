@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streamcrawl.work.links import RecentlySeen
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
+    from streamcrawl.work.traces import TaskTrace, Traces
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -82,6 +83,8 @@ class _Hand(msgspec.Struct, eq=False):
     is_submitted: bool = False
     is_lost: bool = False
     """Taken back while it was about to run; its slot does not begin."""
+    trace: TaskTrace | None = None
+    """Of a task that is followed."""
 
 
 def neighbours_max(crashes: int, concurrency: int) -> int:
@@ -106,6 +109,7 @@ class Slots:
         on_gone: Callable[[], None],
         clock: ServerClock,
         log: Log,
+        traces: Traces | None = None,
     ) -> None:
         self._crawl = crawl
         self._work = work
@@ -120,6 +124,7 @@ class Slots:
         self._meters = board.meters
         self._clock = clock
         self._log = log
+        self._traces = traces
         self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
         self._unreadable = 0
@@ -155,6 +160,8 @@ class Slots:
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
+        if self._traces is not None:
+            hand.trace = self._traces.begin(entry, task)
         self._hands[entry.where] = hand
         # Counted with those that are on their way back: to ask each whether it runs took 3 us of each page.
         if task.crashes == 0 and not self._waiting and len(self._hands) <= self._room():
@@ -251,7 +258,11 @@ class Slots:
         entry, task = hand.entry, hand.task
         try:
             if ending is None:
+                if hand.trace is not None:
+                    hand.trace.enter()
                 ending = await self._work.do(entry, task, hand.index)
+                if hand.trace is not None:
+                    hand.trace.worked(ending.commit)
             if ending.ahead or ending.elsewhere:
                 # Nothing of it runs any more: however long the store is away now, it does not hang.
                 self._board.rest(hand.index)
@@ -308,6 +319,8 @@ class Slots:
         assert ending.commit is not None
         hand.is_submitted = True
         self._board.rest(hand.index)
+        if hand.trace is not None:
+            hand.trace.submitted(ending.commit)
 
         def done(word: str) -> None:
             if word == "RESTARTED" and not self._give_up.is_set():
@@ -315,6 +328,8 @@ class Slots:
                 again = ending.instead or ending
                 hand.running = asyncio.create_task(self._slot(hand, again), name=f"slot {hand.entry.id}")
                 return
+            if hand.trace is not None:
+                hand.trace.committed(word)
             if word == "DONE":
                 self._note_latency(hand.task, ending.commit)
                 self._work.seen.add_all(ending.offered)
@@ -351,6 +366,8 @@ class Slots:
             return
         self._board.release(hand.index)
         self._board.show_busy(len(self._hands))
+        if hand.trace is not None:
+            hand.trace.end()
         if self._waiting and not self._is_stopping:
             self._admit()
         self._say_free()
@@ -365,6 +382,8 @@ class Slots:
         chore.add_done_callback(self._chores.discard)
 
     async def _give_back(self, hand: _Hand, ending: Ending) -> None:
+        if hand.trace is not None:
+            hand.trace.handed_back()
         await self._hand_back(
             [hand.entry], is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun, wait=ending.wait
         )

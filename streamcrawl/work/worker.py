@@ -29,6 +29,7 @@ from streamcrawl.work.resources import open_resources
 from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
+from streamcrawl.work.traces import open_traces
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -113,6 +114,9 @@ async def run_worker(child: Child) -> None:
             work.apply(now, Scope.from_state(now, spec.scope))
 
         shards = [_ShardLoops(child, frontier, work) for frontier in crawl]
+        traces = open_traces(child, [] if program is None else [stage.line for stage in program.stages])
+        if traces is not None:
+            opened.push_async_callback(traces.close)
         slots = Slots(
             crawl,
             work,
@@ -124,6 +128,7 @@ async def run_worker(child: Child) -> None:
             on_gone=be_gone,
             clock=child.clock,
             log=child.log,
+            traces=traces,
         )
         read = ReadLoop(
             crawl,

@@ -620,6 +620,114 @@ STAGE: Final = (
 )
 
 
+IN_QUEUE: Final = 'queue=~"$queue"'
+
+QUEUE_HEALTH: Final = (
+    Panel(
+        title="Waiting",
+        about="Items that no consumer has yet. It grows: start consumers. At the queue's `maxsize` its producers wait.",
+        queries=(Query(truth_sum("queue_waiting", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        decimals=0,
+    ),
+    Panel(
+        title="Done a second",
+        about="Items that consumers settled well.",
+        queries=(Query(truth_rate("queue_items_done_total", "queue", IN_QUEUE), "{{queue}}"),),
+        unit="ops",
+        kind="number",
+        width=6,
+        decimals=1,
+    ),
+    Panel(
+        title="Dead letters",
+        about="Items that failed too often. `TaskQueue.dead_letters` shows them with their errors, `replay` sends them "
+        "again.",
+        queries=(Query(truth_sum("queue_dead_letters", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        limits=((1, ORANGE), (1000, RED)),
+        decimals=0,
+    ),
+    Panel(
+        title="Balance",
+        about="By how many items the counts differ from the structures. Anything but 0 is a fault of streamcrawl or of "
+        "its Redis.",
+        queries=(Query(truth_sum("queue_balance", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        limits=((1, RED),),
+        decimals=0,
+    ),
+)
+
+QUEUE_PACE: Final = (
+    Panel(
+        title="Accepted and done",
+        about="Items a second. Done lies under accepted for long: more consumers, or its producers will wait.",
+        queries=(
+            Query(truth_rate("queue_items_created_total", "queue", IN_QUEUE), "{{queue}} accepted"),
+            Query(truth_rate("queue_items_done_total", "queue", IN_QUEUE), "{{queue}} done"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        title="Where the items are",
+        about="Waiting, out (in the hands of consumers), and delayed. Out all the time with nothing done: consumers "
+        "hang or never call task_done.",
+        queries=(
+            Query(truth_sum("queue_waiting", "queue", IN_QUEUE), "{{queue}} waiting"),
+            Query(truth_sum("queue_out", "queue", IN_QUEUE), "{{queue}} out"),
+            Query(truth_sum("queue_delayed", "queue", IN_QUEUE), "{{queue}} delayed"),
+        ),
+        kind="stacked",
+    ),
+    Panel(
+        title="Oldest item, by level",
+        about="Since the oldest item that waits or is out was put. A low level that grows old while a high one is "
+        "served has the share that its priority gives it: start more consumers.",
+        queries=(
+            Query(
+                f"max by (queue, level) (streamcrawl_queue_oldest_seconds{{{IN_QUEUE}}})", "{{queue}} level {{level}}"
+            ),
+        ),
+        unit="s",
+        limits=((300, ORANGE), (3600, RED)),
+    ),
+    Panel(
+        title="Tried again, crashed, too late",
+        about="Items a second that were given back, whose consumer died, and whose ending came after their lease was "
+        "over: these were done twice. Too late often: a longer lease_s, or less at a time.",
+        queries=(
+            Query(truth_rate("queue_items_retried_total", "queue", IN_QUEUE), "{{queue}} again"),
+            Query(truth_rate("queue_items_crashed_total", "queue", IN_QUEUE), "{{queue}} crashed"),
+            Query(truth_rate("queue_items_lease_lost_total", "queue", IN_QUEUE), "{{queue}} too late"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        title="Members",
+        about="Live TaskQueue objects, those that only put included. Fewer than you started: look at their logs.",
+        queries=(Query(truth_sum("queue_members", "queue", IN_QUEUE), "{{queue}}"),),
+        decimals=0,
+    ),
+    Panel(
+        title="Filled",
+        about="Waiting and delayed items in parts of `maxsize`, at which puts wait. Without a maxsize it is not shown.",
+        queries=(
+            Query(
+                f"({truth_sum('queue_waiting', 'queue', IN_QUEUE)} + "
+                f"{truth_sum('queue_delayed', 'queue', IN_QUEUE)}) / {truth_sum('queue_maxsize', 'queue', IN_QUEUE)}",
+                "{{queue}}",
+            ),
+        ),
+        unit="percentunit",
+        limits=((0.8, ORANGE), (1, RED)),
+    ),
+)
+
+
 def overview() -> model.Dashboard:
     """From top to bottom: is it healthy, does it keep up, what holds it back, what fails, who is sick, the cost."""
     made = _dashboard("streamcrawl", "overview", "Is it healthy, does it keep up, and if not: why.")
@@ -645,24 +753,38 @@ def fetch() -> model.Dashboard:
 def stage() -> model.Dashboard:
     """Any stage, by its name: fetch, the stages of a program, and outputs."""
     made = _dashboard("streamcrawl: one stage", "stage", "One stage or output, chosen above.")
-    made.with_variable(
-        dashboard.QueryVariable("stage")
-        .label("Stage")
+    made.with_variable(_choice("stage", "Stage", 'label_values(streamcrawl_stream_length{crawl=~"$crawl"}, stage)'))
+    _add_row(made, "$stage", STAGE)
+    return made.build()
+
+
+def queues() -> model.Dashboard:
+    """The TaskQueues of a Redis, which belong to no crawl."""
+    made = _empty("streamcrawl: queues", "queues", "TaskQueues: who waits, what is done, what fails.")
+    made.with_variable(_choice("queue", "Queue", "label_values(streamcrawl_queue_closed, queue)"))
+    _add_row(made, "Are they well?", QUEUE_HEALTH)
+    _add_row(made, "Do they keep up?", QUEUE_PACE)
+    return made.build()
+
+
+def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    """Return a variable of which one, several or all are chosen."""
+    return (
+        dashboard.QueryVariable(name)
+        .label(label)
         .datasource(SOURCE)
-        .query('label_values(streamcrawl_stream_length{crawl=~"$crawl"}, stage)')
+        .query(query)
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
         .include_all(True)
         .current(model.VariableOption(text="All", value="$__all"))
     )
-    _add_row(made, "$stage", STAGE)
-    return made.build()
 
 
-def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
-    """Return a dashboard with what all of them have: variables, marks for what happened, links to the others."""
-    made = (
+def _empty(title: str, name: str, about: str) -> dashboard.Dashboard:
+    """Return a dashboard with what all of them have."""
+    return (
         dashboard.Dashboard(title)
         .uid(f"streamcrawl-{name}")
         .description(about)
@@ -679,18 +801,13 @@ def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
             .keep_time(True)
         )
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(
-            dashboard.QueryVariable("crawl")
-            .label("Crawl")
-            .datasource(SOURCE)
-            .query("label_values(streamcrawl_crawl_complete, crawl)")
-            .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .sort(model.VariableSort.ALPHABETICAL_ASC)
-            .multi(True)
-            .include_all(True)
-            .current(model.VariableOption(text="All", value="$__all"))
-        )
     )
+
+
+def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
+    """Return a dashboard of crawls: the choice of one, and marks for what happened."""
+    made = _empty(title, name, about)
+    made.with_variable(_choice("crawl", "Crawl", "label_values(streamcrawl_crawl_complete, crawl)"))
     for name_, colour, expr in (
         ("Pauses", "blue", f'max by (crawl) (streamcrawl_throttled{{{IN_CRAWL}, reason="paused"}}) == 1'),
         (
@@ -800,7 +917,7 @@ def made() -> dict[str, str]:
     """Return the text of each dashboard, by the name of its file."""
     return {
         f"{name}.json": json.dumps(build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
-        for name, build in (("overview", overview), ("fetch", fetch), ("stage", stage))
+        for name, build in (("overview", overview), ("fetch", fetch), ("stage", stage), ("queues", queues))
     }
 
 

@@ -188,7 +188,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
     metrics_host: str = "127.0.0.1"
     traces: int | None = None
-    """One page of so many is followed by OpenTelemetry (work/traces.py): each costs some ten spans and 0.3 ms."""
+    """One page of so many is followed by OpenTelemetry (work/traces.py): each costs six spans or more and 0.3 ms."""
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 

@@ -21,6 +21,7 @@ Without the extra `otel` nothing of it is imported. Start at `Traces`; `span` is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -37,6 +38,7 @@ from streamcrawl.response import Drop, Retry
 from streamcrawl.rules.task import CrawlTask, Outcome
 from streamcrawl.store.keys import FETCH
 from streamcrawl.work.logs import FromLibraries
+from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
 FLUSH_MAX_S: Final = 3.0
 """What is in the queue at the end of a process is sent within this time, or lost: a stop waits for no collector."""
+SAID_AGAIN_S: Final = 60.0
+"""A collector that is away has the SDK complain about every batch, in ever new words."""
 URL_MAX_CHARS: Final = 2083
 ERROR_MAX_CHARS: Final = 300
 LINKS_MAX: Final = 128
@@ -309,13 +313,18 @@ class Traces:
         self.stages = frozenset(stages)
         self._clock = clock
         loop = asyncio.get_running_loop()
+        said_at = -SAID_AGAIN_S
 
         def say(text: str) -> None:
-            # The SDK's thread; a loop that has ended has nobody left to tell.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(log, text)
+            nonlocal said_at
+            if time.monotonic() - said_at > SAID_AGAIN_S:
+                said_at = time.monotonic()
+                # From the SDK's thread; a loop that has ended has nobody left to tell.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(log, text)
 
         self._handler = FromLibraries(say)
+        self._handler.setFormatter(logging.Formatter("traces: %(message)s"))
         logger = logging.getLogger("opentelemetry")
         logger.addHandler(self._handler)
         logger.propagate = False
@@ -411,16 +420,12 @@ class Traces:
 
         def shut() -> None:
             self._provider.shutdown()
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(done.set)
 
         # A daemon: a collector that hangs keeps no process from ending, as a thread of the loop's executor would.
         threading.Thread(target=shut, name="last spans", daemon=True).start()
-        try:
-            async with asyncio.timeout(FLUSH_MAX_S):
-                await done.wait()
-        except TimeoutError:
-            pass
+        await sleep_or_stop(done, FLUSH_MAX_S)
         logging.getLogger("opentelemetry").removeHandler(self._handler)
 
     def _root_of(self, task: CrawlTask) -> tuple[int, int]:

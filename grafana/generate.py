@@ -60,6 +60,19 @@ class Panel:
     words: Mapping[str, tuple[str, str]] | None = None
     """Text and colour for a value."""
     decimals: int | None = None
+    empty: str = "no data"
+    """What stands there when there is no series: of what shows troubles alone, that there were none."""
+
+
+def some(expr: str) -> str:
+    """Return a query without its zeros: a legend with a line for each reason there might be hides those there are."""
+    return f"{expr} > 0"
+
+
+def held(expr: str) -> str:
+    """Return a query by crawl, stage and reason without what was not held back in the time that is shown."""
+    ever = f"max by (crawl, stage, reason) (max_over_time(streamcrawl_throttled{{{IN_CRAWL}}}[$__range])) > 0"
+    return f"{expr} and on (crawl, stage, reason) ({ever})"
 
 
 def worker_sum(metric: str, by: str, where: str = IN_STAGE) -> str:
@@ -240,10 +253,12 @@ THROTTLES: Final = (
         "stage does not keep up; scale it.",
         queries=(
             Query(
-                f"max by (crawl, stage, reason) (streamcrawl_throttled{{{IN_CRAWL}}})", "{{crawl}} {{stage}} {{reason}}"
+                held(f"max by (crawl, stage, reason) (streamcrawl_throttled{{{IN_CRAWL}}})"),
+                "{{crawl}} {{stage}} {{reason}}",
             ),
         ),
         kind="states",
+        empty="nothing was held back",
         width=12,
         words={"0": ("runs", GREEN), "1": ("held back", ORANGE)},
     ),
@@ -252,8 +267,13 @@ THROTTLES: Final = (
         about="The same as a share of the last minutes. Short times are what marks are for; all of the time is a "
         "stage too few.",
         queries=(
-            Query(truth_rate("throttled_seconds_total", "crawl, stage, reason"), "{{crawl}} {{stage}} {{reason}}"),
+            Query(
+                # Of two looks at one moment, a second of delay between them would be more than all of the time.
+                held(f"clamp_max({truth_rate('throttled_seconds_total', 'crawl, stage, reason')}, 1)"),
+                "{{crawl}} {{stage}} {{reason}}",
+            ),
         ),
+        empty="nothing was held back",
         unit="percentunit",
         width=12,
         limits=((0.5, ORANGE), (0.95, RED)),
@@ -294,14 +314,15 @@ FAILURES: Final = (
         title="Answers by class",
         about="Answers of web servers a second. Many 4xx: dead links, or the crawler is not wanted. 5xx and 429: too "
         "fast; `streamcrawl host set NAME HOST --delay 5s`.",
-        queries=(Query(worker_sum("fetch_responses_total", "crawl, class", IN_CRAWL), "{{crawl}} {{class}}"),),
+        queries=(Query(some(worker_sum("fetch_responses_total", "crawl, class", IN_CRAWL)), "{{crawl}} {{class}}"),),
         unit="reqps",
         kind="stacked",
     ),
     Panel(
         title="Requests without an answer",
         about="By reason, a second. dns or connect of everything: this network is broken, not theirs.",
-        queries=(Query(worker_sum("fetch_errors_total", "crawl, reason", IN_CRAWL), "{{crawl}} {{reason}}"),),
+        queries=(Query(some(worker_sum("fetch_errors_total", "crawl, reason", IN_CRAWL)), "{{crawl}} {{reason}}"),),
+        empty="none",
         unit="reqps",
         kind="stacked",
     ),
@@ -321,13 +342,17 @@ FAILURES: Final = (
         about="By stage and reason. Read one: `streamcrawl dead show NAME ID`; mend the cause, then `dead replay`.",
         queries=(Query(truth_sum("dead_letters", "crawl, stage, reason"), ""),),
         kind="table",
+        empty="none",
         decimals=0,
     ),
     Panel(
         title="Left out on purpose",
         about="Tasks that ended without a result for a named reason, a second: robots.txt, redirects to other hosts, "
         "limits.",
-        queries=(Query(truth_rate("tasks_dropped_total", "crawl, stage, reason"), "{{crawl}} {{stage}} {{reason}}"),),
+        queries=(
+            Query(some(truth_rate("tasks_dropped_total", "crawl, stage, reason")), "{{crawl}} {{stage}} {{reason}}"),
+        ),
+        empty="none",
         unit="ops",
         kind="stacked",
     ),
@@ -335,7 +360,8 @@ FAILURES: Final = (
         title="Links taken for traps",
         about="Links of pages that were not followed, a second. If they are real pages, raise the limit that the "
         "reason names: `streamcrawl settings show NAME`.",
-        queries=(Query(truth_rate("links_left_out_total", "crawl, reason"), "{{crawl}} {{reason}}"),),
+        queries=(Query(some(truth_rate("links_left_out_total", "crawl, reason")), "{{crawl}} {{reason}}"),),
+        empty="none",
         unit="ops",
         kind="stacked",
     ),
@@ -477,7 +503,7 @@ FETCH: Final = (
     Panel(
         title="Requests a second",
         about="Answers of web servers, redirects and robots.txt included, by class.",
-        queries=(Query(worker_sum("fetch_responses_total", "class", IN_FETCH), "{{class}}"),),
+        queries=(Query(some(worker_sum("fetch_responses_total", "class", IN_FETCH)), "{{class}}"),),
         unit="reqps",
         kind="stacked",
     ),
@@ -508,7 +534,8 @@ FETCH: Final = (
     Panel(
         title="Reasons",
         about="Requests that brought no usable answer, a second.",
-        queries=(Query(worker_sum("fetch_errors_total", "reason", IN_FETCH), "{{reason}}"),),
+        queries=(Query(some(worker_sum("fetch_errors_total", "reason", IN_FETCH)), "{{reason}}"),),
+        empty="none",
         unit="reqps",
         kind="stacked",
     ),
@@ -582,7 +609,7 @@ STAGE: Final = (
         title="How entries ended",
         about="A second. retry and unanswered come again; dead needs a person; lease_lost was done twice.",
         queries=(
-            Query(worker_sum("worker_commits_total", "crawl, stage, outcome"), "{{crawl}} {{stage}} {{outcome}}"),
+            Query(some(worker_sum("worker_commits_total", "crawl, stage, outcome")), "{{crawl}} {{stage}} {{outcome}}"),
         ),
         unit="ops",
         kind="stacked",
@@ -609,6 +636,7 @@ STAGE: Final = (
         about="`streamcrawl dead ls NAME --stage STAGE --by reason`, then mend the cause and replay them.",
         queries=(Query(truth_sum("dead_letters", "crawl, stage, reason", IN_STAGE), ""),),
         kind="table",
+        empty="none",
         decimals=0,
     ),
     Panel(
@@ -839,7 +867,7 @@ _Built = TypeVar("_Built", timeseries.Panel, stat.Panel, statetimeline.Panel, ta
 def _filled(built: _Built, panel: Panel, height: int) -> _Built:
     """Return `built` with what all kinds of panels have."""
     built.title(panel.title).description(panel.about).datasource(SOURCE).unit(panel.unit)
-    built.height(height).span(panel.width).no_value("no data")
+    built.height(height).span(panel.width).no_value(panel.empty)
     steps = [model.Threshold(value=None, color=GREEN), *(model.Threshold(value=v, color=c) for v, c in panel.limits)]
     built.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
     if panel.decimals is not None:

@@ -174,7 +174,7 @@ class Watched:
 
 def filled(expr: str) -> str:
     """Put in what Grafana would: all crawls, all stages, and four scrapes for a rate."""
-    values = {"$__rate_interval": "4s", "$crawl": ".*", "$stage": ".*", "$queue": ".*"}
+    values = {"$__rate_interval": "4s", "$__range": "1m", "$crawl": ".*", "$stage": ".*", "$queue": ".*"}
     return re.sub(r"\$\w+", lambda found: values[found.group()], expr)
 
 

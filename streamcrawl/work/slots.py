@@ -204,6 +204,8 @@ class Slots:
         hand = self._hands.get((shard, entry_id))
         if hand is None or hand.is_submitted:
             return
+        if hand.trace is not None:
+            hand.trace.lost()
         if hand.running is not None:
             hand.running.cancel()
         elif hand in self._waiting:
@@ -272,6 +274,8 @@ class Slots:
                 self._end(hand)  # lost: `lose` cancelled it
             raise
         except LeaseLost:
+            if hand.trace is not None:
+                hand.trace.lost()
             self._end(hand)
         except CrawlGone:
             self._end(hand)
@@ -382,8 +386,6 @@ class Slots:
         chore.add_done_callback(self._chores.discard)
 
     async def _give_back(self, hand: _Hand, ending: Ending) -> None:
-        if hand.trace is not None:
-            hand.trace.handed_back()
         await self._hand_back(
             [hand.entry], is_robots_stale=ending.is_robots_stale, is_begun=ending.is_begun, wait=ending.wait
         )

@@ -39,6 +39,7 @@ from streamcrawl.rules.task import CrawlTask, Outcome
 from streamcrawl.store.keys import FETCH
 from streamcrawl.work.logs import FromLibraries
 from streamcrawl.work.loops import sleep_or_stop
+from streamcrawl.work.meters import LEASE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -167,8 +168,9 @@ class _Part(NoSpan):
 
         self._has_failed = True
         self._span.set_attribute("error.type", kind)
-        # Of a traceback the end, where the cause stands.
-        self._span.set_status(Status(StatusCode.ERROR, without_secrets(text.strip()[-ERROR_MAX_CHARS:]) or None))
+        # Of a traceback the end, where the cause stands; what is no UTF-8 would cost the whole batch of spans.
+        said = without_secrets(text.strip())[-ERROR_MAX_CHARS:].encode("utf-8", "replace").decode()
+        self._span.set_status(Status(StatusCode.ERROR, said or None))
 
 
 class TaskTrace:
@@ -185,7 +187,7 @@ class TaskTrace:
         self._committing: Span | None = None
         self._ending = Outcome.DEAD
         """By its last commit."""
-        self._outcome = "lost"
+        self._outcome = "handed_back"
         ids = made.get_span_context()
         self.carried = f"{ids.trace_id:032x}{ids.span_id:016x}"
         """What its items take along."""
@@ -245,9 +247,9 @@ class TaskTrace:
         if word == "DONE" and outcome in _FINAL and self._root is not None and isinstance(self._task, CrawlTask):
             self._traces.make_root(self._task, self._root, self._outcome)
 
-    def handed_back(self) -> None:
-        """It goes back unbegun."""
-        self._outcome = "handed_back"
+    def lost(self) -> None:
+        """It is another worker's now."""
+        self._outcome = LEASE_LOST
 
     def end(self) -> None:
         """The slot is done with it."""

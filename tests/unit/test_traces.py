@@ -71,6 +71,10 @@ async def test_workers_follow_the_same_pages_about_one_of_so_many(monkeypatch: p
             await one.close()
 
 
+def test_what_is_cut_off_a_text_hides_no_secret() -> None:
+    assert "unter2" not in without_secrets("x" * 300 + " http://a.example/?token=" + "unter2" * 50)[-300:]
+
+
 def test_where_nothing_is_followed_the_spans_are_none() -> None:
     assert current() is None
     assert span("handle") is request_span("GET", "http://a.example/")

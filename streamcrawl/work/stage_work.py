@@ -146,7 +146,10 @@ class StageWork:
             if self._batcher is not None:
                 if (trace := current()) is not None:
                     self._followed[index] = trace
-                await self._batcher.do(value, index)
+                try:
+                    await self._batcher.do(value, index)
+                finally:
+                    self._followed.pop(index, None)
                 handled = Handled()
             else:
                 self._board.begin(index)
@@ -223,7 +226,7 @@ class StageWork:
 
     def _batch_span(self, indexes: list[int]) -> NoSpan | None:
         """Return the span of a call for the items at these places; None when none of them is followed."""
-        followed = [trace for index in indexes if (trace := self._followed.pop(index, None)) is not None]
+        followed = [trace for index in indexes if (trace := self._followed.get(index)) is not None]
         return followed[0].batch(followed, len(indexes)) if followed else None
 
 

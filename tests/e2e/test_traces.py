@@ -48,7 +48,7 @@ def test_one_trace_follows_a_page_through_all_stages_and_processes(command: Comm
 
     by_id = {(one.trace, one.span): one for one in spans}
     assert len(by_id) == len(spans)
-    batches = [one for one in spans if one.name == "store batch"]
+    batches = [one for one in spans if one.name == "shelve batch"]
     roots = [one for one in spans if not one.parent and one not in batches]
     assert [one.name for one in roots] == ["page"] * len(roots)
     assert len(roots) >= PAGES
@@ -58,7 +58,7 @@ def test_one_trace_follows_a_page_through_all_stages_and_processes(command: Comm
         return [one for one in spans if one.trace == root.trace and one.name == name]
 
     for root in roots:
-        (fetch,), (request,), (stored,) = (of_trace(root, name) for name in ("fetch", "GET", "store"))
+        (fetch,), (request,), (stored,) = (of_trace(root, name) for name in ("fetch", "GET", "shelve"))
         tries = sorted(of_trace(root, "measure"), key=lambda one: int(one.attributes["streamcrawl.attempt"]))
         assert fetch.parent == root.span
         assert request.parent == fetch.span

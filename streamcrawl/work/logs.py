@@ -69,7 +69,8 @@ class Said(str):
 
 def printable(text: str) -> str:
     """Return a text of anybody's as one that can be stored and shown: lone surrogates (of file names) as escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    # A plain str whatever came: msgspec does not encode a Said, and a child that cannot say something would end of it.
+    return str(text) if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_said(text: str, **fields: Any) -> Said:

@@ -210,6 +210,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_port: int | None = None
     """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
     metrics_host: str = "127.0.0.1"
+    traces: int | None = None
+    """One page of so many is followed by OpenTelemetry (work/traces.py): each costs six spans or more and 0.3 ms."""
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 
@@ -342,6 +344,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "metrics_port": (_LOCAL, "a port of this machine"),
     "metrics_host": (_LOCAL, "an address of this machine"),
+    "traces": (_LOCAL, "each machine has the collector of its network"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
@@ -813,7 +816,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
-    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0, "traces": 1,
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,

@@ -345,3 +345,34 @@ async def door() -> AsyncIterator[str]:
 async def enter(response: Response) -> dict[str, str]:
     """Say what was opened."""
     return {"url": response.url, "door": door.value}
+
+
+# -- what is followed by traces: a secret in a link, a retry, a span of its own, batches
+
+traced = Crawl("traced", delay="0", obey_robots="no", retry_base="10ms", depth_max=1)
+
+
+@traced.page
+async def list_them(response: Response) -> AsyncIterator[Request | Found]:
+    """Follow the links with a word that nobody else must get to know."""
+    if response.referrer is None:
+        for link in response.links():
+            yield response.follow(f"{link}?token=hunter2")
+    yield Found(response.final_url, response.page.title or "")
+
+
+@traced.stage(concurrency=2)
+def measure(found: Found) -> Found:
+    """Fail at the first try, and trace something in a thread."""
+    note("measure", found.url)
+    if len([one for one in noted(Path(os.environ["TESTS_JOURNAL"]), "measure") if one["url"] == found.url]) < 2:
+        raise ValueError(f"not yet: {found.url}")
+    from opentelemetry import trace
+
+    with trace.get_tracer("tests").start_as_current_span("scales"):
+        return found
+
+
+@traced.sink(batch=4, linger_s=0.05)
+async def shelve(batch: list[Found]) -> None:
+    """Take a batch."""

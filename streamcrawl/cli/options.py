@@ -235,7 +235,7 @@ def debug_option(**kwargs: Any) -> Callable[[F], F]:
 
 
 def metrics_options(**kwargs: Any) -> Callable[[F], F]:
-    """Give a command that runs workers the options of its metrics."""
+    """Give a command that runs workers the options of its metrics and traces."""
 
     def decorate(function: F) -> F:
         host = click.option(
@@ -258,7 +258,19 @@ def metrics_options(**kwargs: Any) -> Callable[[F], F]:
             "0 for a free port. Default: none.",
             **kwargs,
         )
-        return port(host(function))
+        traces = click.option(
+            "--traces",
+            "traces",
+            type=Limit(),
+            metavar="N",
+            cls=GroupedOption,
+            setting="traces",
+            help="Follow one page of N, and the items that come of it, by OpenTelemetry: traces go to "
+            "OTEL_EXPORTER_OTLP_ENDPOINT by OTLP over HTTP (needs streamcrawl[otel]). Give it to all workers. Default: "
+            "none.",
+            **kwargs,
+        )
+        return port(host(traces(function)))
 
     return decorate
 

@@ -28,6 +28,7 @@ from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
 from streamcrawl.work.logs import FromLibraries, Level, Logger, Said
 from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
+from streamcrawl.work.traces import check_traces
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
@@ -179,9 +180,11 @@ class Running:
         """Show metrics as long as the block runs, where that was asked for; also while there are no workers yet.
 
         Raises:
-            ConfigError: the port cannot be listened on.
+            ConfigError: the port cannot be listened on, or traces cannot be sent.
         """
         self._logger.fields["crawl"] = settings.name
+        if settings.traces is not None:
+            check_traces()
         if settings.metrics_port is None:
             yield
             return

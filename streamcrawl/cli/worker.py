@@ -149,6 +149,7 @@ def command(
     is_quiet: bool,
     metrics_port: int | None,
     metrics_host: str | None,
+    traces: int | None,
     log_format: str,
     log_level: str,
     debug: bool,

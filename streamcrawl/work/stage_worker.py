@@ -23,6 +23,7 @@ from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
+from streamcrawl.work.traces import open_traces
 from streamcrawl.work.worker import Over, adapting, be_replaced, run_loops
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ async def run_stage(child: Child) -> None:
         )
         held = HeldBackStage(crawl, program.fed_by(stage, spec.sinks))
         shards = [_ShardLoops(child, shard, frontier, work, held) for shard, frontier in enumerate(crawl)]
+        traces = open_traces(child, [one.line for one in program.stages])
+        if traces is not None:
+            opened.push_async_callback(traces.close)
         slots = Slots(
             crawl,
             work,
@@ -91,6 +95,7 @@ async def run_stage(child: Child) -> None:
             on_over=over.note,
             clock=child.clock,
             log=child.log,
+            traces=traces,
         )
         read = ReadLoop(
             crawl,

@@ -29,6 +29,7 @@ from streamcrawl.work.resources import open_resources
 from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
+from streamcrawl.work.traces import open_traces
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -123,6 +124,9 @@ async def run_worker(child: Child) -> None:
 
         shards = [_ShardLoops(child, frontier, work) for frontier in crawl]
         limits = settings.concurrency
+        traces = open_traces(child, [] if program is None else [stage.line for stage in program.stages])
+        if traces is not None:
+            opened.push_async_callback(traces.close)
         slots = Slots(
             crawl,
             work,
@@ -134,6 +138,7 @@ async def run_worker(child: Child) -> None:
             on_over=over.note,
             clock=child.clock,
             log=child.log,
+            traces=traces,
         )
         read = ReadLoop(
             crawl,

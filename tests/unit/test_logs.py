@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import msgspec
+import pytest
 
 from streamcrawl.work.logs import (
     BURST,
@@ -49,6 +50,12 @@ def test_said_is_text_wherever_text_is_wanted() -> None:
     said.append(Said.error("it broke", entry="5-1"))
     assert said == ["it broke"]
     assert f"{said[0]}!" == "it broke!"
+
+
+@pytest.mark.parametrize("text", ["plain", "caf\u00e9", "\udcff"])
+def test_what_is_printable_can_be_encoded_whatever_it_was(text: str) -> None:
+    assert type(printable(Said.warning(text))) is str
+    assert msgspec.json.encode(printable(Said.warning(text)))
 
 
 def test_json_line_has_level_and_fields() -> None:

@@ -275,7 +275,7 @@ def test_classes_that_others_rely_on() -> None:
     )
     assert fields_of(SettingClass.LOCAL) == (
         *("processes", "concurrency", "headers", "auth", "proxies", "nameservers", "grace_ms"),
-        *("metrics_port", "metrics_host"),
+        *("metrics_port", "metrics_host", "traces"),
     )
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}

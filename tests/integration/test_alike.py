@@ -309,7 +309,7 @@ async def test_by_domain_a_demoted_host_is_passed_over_and_its_siblings_are_not_
     one, two = "http://a.one.com", "http://b.one.com"
     await lab.offer(*urls("a.one.com", 400))
     await lab.client.hset(lab.keys.host(one), "alike", 950)
-    for _ in range(6):
+    for _ in range(8):
         await lab.let_pass(LONG_MS)
         [held] = await lab.take()
         await lab.end(held, sketch=SAME)

@@ -56,12 +56,11 @@ from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
-from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
-from streamcrawl.work.program import ENCODE, PAGE, stored_item
+from streamcrawl.work.program import ENCODE, FETCHED, PAGE, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 
@@ -181,10 +180,12 @@ class PageWork:
         if program is not None:
             self._functions = dict(program.pages)
             self._route = program.router(PAGE, records)
+            retaining = program.router(PAGE, records, log=PAGE)
+            routes = dict.fromkeys(program.retained_pages, retaining)
             self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
-            self._elsewhere = {}
+            self._elsewhere, routes = {}, {}
             self._has_takers = True
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
             self._route = lambda item, depth: [
@@ -196,7 +197,7 @@ class PageWork:
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency,
                 on_stuck=on_stuck,
-                route=self._route,
+                route=routes.get(label, self._route),
             )
             for label, function in self._functions.items()
         }

@@ -406,7 +406,7 @@ class Frontier:
         return word.decode(), at_now.decode(), looked, found
 
     async def copy_replay(self, replay_id: str) -> tuple[str, int]:
-        """Do one step of a replay: OK, FULL, HELD or ENDED, and how many entries were copied."""
+        """Do one step of a replay: OK, FULL, HELD, ENDED or OVER, and how many entries were copied."""
         answer = await self._run("copy", self.epoch, replay_id)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 

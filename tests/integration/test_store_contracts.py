@@ -1885,12 +1885,20 @@ async def copy_ended(open_lab: OpenLab) -> None:
     assert changed.pop("replayed").keys() == {"ended:one", "missing:page:out"}
     assert changed.pop(f"{FETCH_STREAM}:out")["entries"] == ([], [{"item": '{"n":1}'}] * 2), "an output gets bare items"
     assert changed["totals"]["out.copied"] == (None, 2)
-    assert await lab.changes(lab.frontier.copy_replay("one")) == (("ENDED", 0), {})
     # What was missing once is missing no more; what came since, and was not sent there, is.
     assert await lab.frontier.plan_replay("two", plan_of("out", is_missing=True)) == ("OK", "")
     assert await lab.frontier.copy_replay("two") == ("ENDED", 0)
     await lab.frontier.plan_replay("three", plan_of("out"))
     assert await lab.frontier.copy_replay("three") == ("ENDED", 2), "as often as a person asks"
+
+
+@case("copy", "OVER")
+async def copy_over(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 2)
+    assert await lab.changes(lab.frontier.copy_replay("one")) == (("OVER", 0), {})
+    await lab.frontier.plan_replay("one", plan_of())
+    await lab.frontier.copy_replay("one")
+    assert await lab.changes(lab.frontier.copy_replay("one")) == (("OVER", 0), {})
 
 
 @case("copy", "FULL")

@@ -8,7 +8,8 @@
 -- Returns {'OK', copied}    and there is more
 --         {'FULL', copied}  as many wait as a replay may bring: half of what would hold back those who feed the stream
 --         {'HELD'}          the crawl is paused or stopped
---         {'ENDED', copied} that was the rest, or the replay was over already
+--         {'ENDED', copied} that was the rest
+--         {'OVER'}          there is no such replay any more: it had ended
 --         {'GONE'}
 -- Derives `replays`, `replayed`, `log:<name>`, `stream:<stage>`, `stream:fetch:<sink>`, `totals`. Cost: 100 entries, or some
 -- 2 MB. Not allow-oom: it adds work. Repeat: harmless: copies and cursor move together, so it copies the next ones.
@@ -17,7 +18,7 @@
 -- include _replays
 local id = ARGV[2]
 local stored = call('HGET', P .. 'replays', id)
-if not stored then return {'ENDED', 0} end
+if not stored then return {'OVER'} end
 if S.paused == '1' or (S.stopped or '') ~= '' then return {'HELD'} end
 local plan = cjson.decode(stored)
 local at, looked, copied = string.match(call('HGET', P .. 'replays', id .. ':at') or ' 0 0', '^(%S*) (%d+) (%d+)$')

@@ -10,6 +10,7 @@ put waits.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from streamcrawl.store.queue_store import Put, QueueStore
     from streamcrawl.work.loops import Patience
+
+_log = logging.getLogger("streamcrawl.queue")
 
 BYTES_PER_CALL: Final = 1_000_000
 RECENT_S: Final = 5.0
@@ -73,6 +76,7 @@ class PutLoop:
         self._room = asyncio.Event()
         self._give_up = asyncio.Event()
         self._is_full = False
+        self._has_too_many_dead = False
         self._is_stopped = False
         self.number = 0
         """Of the last item that the store has accepted."""
@@ -84,7 +88,7 @@ class PutLoop:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group = _Group(future, len(packed), is_patient=is_patient)
         if self._is_full and not is_patient:
-            group.fail(_full())
+            group.fail(self._full())
             return future
         self._waiting.extend((item, group) for item in packed)
         self._wake.set()
@@ -115,6 +119,8 @@ class PutLoop:
                 await self._put_again()
             batch = self._take()
             if not batch:
+                # Nobody waits for room: who comes next has to ask, or one refusal would be the last word for ever.
+                self._is_full = False
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -157,6 +163,9 @@ class PutLoop:
                 group.future.set_result(None)
         rest = batch[answer.number :]
         self._is_full = answer.word == "OK" and bool(rest)
+        if answer.has_too_many_dead and not self._has_too_many_dead:
+            _log.warning("%s", self._full_of_dead())
+        self._has_too_many_dead = answer.has_too_many_dead
         if answer.word == "CLOSED":
             closed = QueueClosed(f"the queue {self._store.keys.name!r} is closed: it takes no more items")
             for _, group in (*rest, *self._waiting):
@@ -167,8 +176,9 @@ class PutLoop:
             self._waiting.extendleft(reversed(rest))
             for _, group in self._waiting:
                 if not group.is_patient:
-                    group.fail(_full())
-            await self._wait_for_room(is_first=answer.number > 0)
+                    group.fail(self._full())
+            if not all(group.future.done() for _, group in self._waiting):
+                await self._wait_for_room(is_first=answer.number > 0)
 
     async def _wait_for_room(self, *, is_first: bool) -> None:
         self._pause_s = ROOM_FIRST_S if is_first else min(ROOM_MAX_S, 2 * self._pause_s)
@@ -240,6 +250,13 @@ class PutLoop:
             self._kept = self._kept[len(chunk) :]
         self.is_behind = False
 
+    def _full(self) -> QueueFull:
+        if self._has_too_many_dead:
+            return QueueFull(self._full_of_dead())
+        return QueueFull("the queue is full: `await put(…)` waits for room")
 
-def _full() -> QueueFull:
-    return QueueFull("the queue is full: `await put(…)` waits for room")
+    def _full_of_dead(self) -> str:
+        return (
+            f"the queue {self._store.keys.name!r} takes nothing more: it has as many dead letters as it may "
+            "(dead_max); look at `dead_letters()`, then `replay()` or `purge()` them"
+        )

@@ -9,12 +9,13 @@
 -- ARGV[5..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
--- Returns {'OK', accepted, left}  the first so many, earlier calls counted; fewer than given: it is full
+-- Returns {'OK', accepted, left, why}  the first so many, earlier calls counted; fewer than given: it is full, why 'dead'
+--                                 when that is for its dead letters, which are as many as `dead_max`; else ''
 --         {'CLOSED', accepted}    so many were accepted before it was closed
 --         {'FORGOT', last}        the store lost what followed number `last`; nothing was written
 --         {'INVALID', which}      not written by us; nothing was written
 --         {'GONE'}
--- Derives `stream:<level>`, `delayed`, `puts`, `ids`, `totals`. Cost O(items). Not allow-oom: a full server refuses new work.
+-- Derives `stream:<level>`, `delayed`, `dead`, `puts`, `ids`, `totals`. Cost O(items). Not allow-oom: a full server refuses new work.
 -- Repeat: harmless: a member puts one batch after another, so the number of its last accepted item says what of a batch
 -- whose answer was lost is there. That is one number for each member, for a day (queue_reclaim.lua).
 -- include _queue
@@ -33,6 +34,11 @@ local accepted = math.min(#items, last - first + 1)
 if is_closed and ARGV[4] == '' and accepted < #items then return {'CLOSED', accepted} end
 local room = math.huge
 if ARGV[4] == '' and tonumber(S.maxsize) > 0 then room = tonumber(S.maxsize) - size() end
+-- What dies is always taken, or an item would be lost: so what could die next is not. A queue that an older version made
+-- has no bound of its own.
+local dead_max = tonumber(S.dead_max) or 100000
+local why = ''
+if ARGV[4] == '' and dead_max > 0 and call('XLEN', P .. 'dead') >= dead_max then room, why = 0, 'dead' end
 local cutoff, known = now - tonumber(S.dedup_ms), P .. 'ids'
 local was = accepted
 for i = accepted + 1, #items do
@@ -63,4 +69,4 @@ if ids > 0 then
   if over > 0 then call('ZREMRANGEBYRANK', known, 0, math.min(over, 2 * ids) - 1) end
 end
 flush_counts()
-return {'OK', accepted, unsettled()}
+return {'OK', accepted, unsettled(), why}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from streamcrawl.errors import ConfigError
+from streamcrawl.errors import ConfigError, StoreUnavailable
 from streamcrawl.ops.letters import Tally
 from streamcrawl.ops.status import OUTPUT, STAGE, read_status, stream_key
 from streamcrawl.store.connection import mapped_errors
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
 
 WHERE_KEYS: Final = ("type", "version", "url")
+DURABLE_WAIT_MS: Final = 2000
 _MEMBERS_PER_CALL: Final = 100
 """Delayed items of a stage that are dropped in one call."""
 
@@ -155,10 +156,17 @@ async def begin(crawl: Shards, replays: Iterable[Replay]) -> None:
                     f"20 replays are under way already: wait until one of them ends (streamcrawl status {name})"
                 )
             raise ConfigError(f"log {replay.log} or stage {replay.target} is gone")
+    for frontier in crawl:
+        # Whoever goes on without waiting would not learn that a server forgot it in its last second.
+        await frontier.wait_durable(DURABLE_WAIT_MS)
 
 
 async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Count]:
-    """Return whether all of them have ended, and how far they are."""
+    """Return whether all of them have ended, and how far they are.
+
+    Raises:
+        StoreUnavailable: the store has forgotten one of them, because it was restarted or failed over.
+    """
     looked = copied = 0
     has_ended = True
     async with crawl.client.pipeline(transaction=False) as pipe:
@@ -171,9 +179,10 @@ async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Coun
     for at, ended in zip(answers[::2], answers[1::2], strict=True):
         has_ended = has_ended and at is None
         row = at or ended
-        if row is not None:
-            _, looked_here, copied_here = row.decode().split(" ")
-            looked, copied = looked + int(looked_here), copied + int(copied_here)
+        if row is None:
+            raise StoreUnavailable("the store was restarted and has forgotten this replay: ask for it again")
+        _, looked_here, copied_here = row.decode().split(" ")
+        looked, copied = looked + int(looked_here), copied + int(copied_here)
     return has_ended, Count(looked, copied)
 
 

@@ -38,11 +38,11 @@ local function keep(name, item, url, line, to, result)
 end
 
 -- Remove the oldest entries that are past their time, or over the bytes (with `is_full` any): at most `most`, and some
--- 4 MB. Returns how many were removed, and whether it was stopped by that.
+-- 1 MB. Returns how many were removed, and whether it was stopped by that.
 local function trim(name, most, is_full)
   local key, counter, removed, read = P .. 'log:' .. name, 'log:' .. name, 0, 0
   local bytes = (tonumber(call('HGET', P .. 'totals', counter .. '.bytes')) or 0) + (counts[counter .. '.bytes'] or 0)
-  while removed < most and read < 4000000 do
+  while removed < most and read < 1000000 do
     local entry = call('XRANGE', key, '-', '+', 'COUNT', 1)[1]
     if not entry then return removed, false end
     local is_old = wall - tonumber(string.match(entry[1], '^%d+')) >= kept_ms(name)

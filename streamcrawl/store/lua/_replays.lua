@@ -28,12 +28,12 @@ local function sent_of(plan, f)
   return '["' .. kind .. '",' .. rest
 end
 
--- Go along the log from behind `at` ('' for its beginning): at most 100 entries, and some 2 MB. `take` is called with what
+-- Go along the log from behind `at` ('' for its beginning): at most 100 entries, and some 500 kB. `take` is called with what
 -- is to be sent, and says whether there is room for it. Returns where it has come, how many it looked at, how many were
 -- taken, and 'MORE', 'FULL' or 'END'.
 local function walk(plan, at, take)
   local key, looked, taken, read = P .. 'log:' .. plan.log, 0, 0, 0
-  while looked < 100 and read < 2000000 do
+  while looked < 100 and read < 500000 do
     local entry = call('XRANGE', key, at == '' and plan.first or '(' .. at, plan.last, 'COUNT', 1)[1]
     if not entry then return at, looked, taken, 'END' end
     local f = fields_of(entry)

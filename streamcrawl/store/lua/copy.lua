@@ -12,7 +12,7 @@
 --         {'OVER'}          there is no such replay any more: it had ended
 --         {'GONE'}
 -- Derives `replays`, `replayed`, `log:<name>`, `stream:<stage>`, `stream:fetch:<sink>`, `totals`. Cost: 100 entries, or some
--- 2 MB. Not allow-oom: it adds work. Repeat: harmless: copies and cursor move together, so it copies the next ones.
+-- 500 kB. Not allow-oom: it adds work. Repeat: harmless: copies and cursor move together, so it copies the next ones.
 -- include _state
 -- include _items
 -- include _replays

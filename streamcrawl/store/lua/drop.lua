@@ -23,7 +23,7 @@ local stream, dropped, read, left = P .. 'stream:' .. stage, 0, 0, 0
 while is_id(ARGV[3]) do
   local entry = call('XRANGE', stream, '-', ARGV[3], 'COUNT', 1)[1]
   if not entry then break end
-  if dropped >= tonumber(ARGV[4]) or read >= 4000000 then
+  if dropped >= tonumber(ARGV[4]) or read >= 1000000 then
     left = 1
     break
   end

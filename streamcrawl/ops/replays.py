@@ -1,8 +1,8 @@
 """Replays of retained logs, and what becomes of a stage that nobody reads any more.
 
-A replay is a plan in every shard (plan.lua), which the supervisors of the crawl carry out (work/replay.py): whoever
-asked for it may end. A stage is dropped from here, in bounded steps, each a script call (drop.lua), so that the same
-command goes on after a kill. Start at `Asked` and `begin`; `drop` is by itself.
+A replay is a plan in the first shard (plan.lua), which the supervisors of the crawl carry out in all (work/replay.py):
+whoever asked for it may end. A stage is dropped from here, in bounded steps, each a script call (drop.lua), so that
+the same command goes on after a kill. Start at `Asked` and `begin`; `drop` is by itself.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def is_any(crawl: Shards, replays: Sequence[Replay]) -> bool:
     return False
 
 
-async def begin(crawl: Shards, replays: Iterable[Replay]) -> None:
+async def begin(crawl: Shards, replays: Sequence[Replay]) -> None:
     """Have them carried out; from here on the crawl does not end before they have.
 
     Raises:
@@ -140,25 +140,20 @@ async def begin(crawl: Shards, replays: Iterable[Replay]) -> None:
     """
     name = crawl.first.keys.crawl
     for replay in replays:
-        for n, frontier in enumerate(crawl):
-            word, other = await frontier.plan_replay(replay.id, replay.plan)
-            if word == "OK":
-                continue
-            if word == "BUSY":
-                raise ConfigError(
-                    f"replay {other} of log {replay.log} into {replay.target} is under way: it goes on while workers "
-                    f"are alive (streamcrawl status {name}); streamcrawl replay {name} --cancel {other} ends it"
-                    + " (in one shard it has begun anew: cancel that too)"
-                    * bool(n)
-                )
-            if word == "MANY":
-                raise ConfigError(
-                    f"20 replays are under way already: wait until one of them ends (streamcrawl status {name})"
-                )
+        word, other = await crawl.first.plan_replay(replay.id, replay.plan)
+        if word == "BUSY":
+            raise ConfigError(
+                f"replay {other} of log {replay.log} into {replay.target} is under way: it goes on while workers are "
+                f"alive (streamcrawl status {name}); streamcrawl replay {name} --cancel {other} ends it"
+                + "; --log begins the one of another log"
+                * (len(replays) > 1)
+            )
+        if word == "MANY":
+            raise ConfigError(f"20 replays are under way: wait until one of them ends (streamcrawl status {name})")
+        if word != "OK":
             raise ConfigError(f"log {replay.log} or stage {replay.target} is gone")
-    for frontier in crawl:
-        # Whoever goes on without waiting would not learn that a server forgot it in its last second.
-        await frontier.wait_durable(DURABLE_WAIT_MS)
+    # Whoever goes on without waiting would not learn that a server forgot it in its last second.
+    await crawl.first.wait_durable(DURABLE_WAIT_MS)
 
 
 async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Count]:
@@ -176,9 +171,11 @@ async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Coun
                 pipe.hget(frontier.keys.replayed, f"ended:{replay.id}")
         with mapped_errors():
             answers: list[Any] = await pipe.execute()
-    for at, ended in zip(answers[::2], answers[1::2], strict=True):
-        has_ended = has_ended and at is None
+    for n, (at, ended) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
+        has_ended = has_ended and ended is not None
         row = at or ended
+        if row is None and n >= len(replays):
+            continue  # a shard that was not told of it yet
         if row is None:
             raise StoreUnavailable("the store was restarted and has forgotten this replay: ask for it again")
         _, looked_here, copied_here = row.decode().split(" ")

@@ -41,7 +41,7 @@ test_store_cost.py), and no script should take over 5 ms."""
 RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
-TRIMMED_PER_CALL: Final = 200
+TRIMMED_PER_CALL: Final = 100
 DROPPED_PER_CALL: Final = 200
 SYNCED_AFTER_S: Final = 2.0
 """With `appendfsync everysec`, the second of a sync that is late included."""

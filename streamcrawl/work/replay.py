@@ -1,8 +1,9 @@
 """The replay loop: carries out what `streamcrawl replay` asked for (plan.lua), step by step, in every shard.
 
 A step is one script (copy.lua), which moves the cursor with what it copies: whoever dies, nothing is sent twice or left
-out, and several supervisors at one replay only share its steps. Every supervisor runs this loop. If it dies everywhere,
-replays stand still and the crawl does not end.
+out, and several supervisors at one replay only share its steps. Who asks tells the first shard; this loop tells the
+others, and does nothing in the first one before, so that none is left out. Every supervisor runs it. If it dies
+everywhere, replays stand still and the crawl does not end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class ReplayLoop:
         self._log = log
         self._stop = asyncio.Event()
         self._patience = Patience("replay", log)
+        self._told: set[str] = set()
+        """Replays of which every shard knows."""
 
     def stop(self) -> None:
         self._stop.set()
@@ -38,23 +41,41 @@ class ReplayLoop:
     async def run(self) -> None:
         while not self._stop.is_set():
             words: set[str] = set()
-            for frontier, replay_id in await until_answered(self._under_way, self._patience, self._stop):
-                words.add(await self._go_on(frontier, replay_id))
+            under_way = await until_answered(self._under_way, self._patience, self._stop)
+            self._told &= {replay_id for _, replay_id, _ in under_way}
+            for frontier, replay_id, plan in under_way:
+                if frontier is not self._crawl.first or await self._tell(replay_id, plan):
+                    words.add(await self._go_on(frontier, replay_id))
             if "OK" not in words:
                 await sleep_or_stop(self._stop, FULL_PACE_S if "FULL" in words else PACE_S)
 
-    async def _under_way(self) -> list[tuple[Frontier, str]]:
+    async def _under_way(self) -> list[tuple[Frontier, str, bytes]]:
         async with self._crawl.client.pipeline(transaction=False) as pipe:
             for frontier in self._crawl:
-                pipe.hkeys(frontier.keys.replays)
+                pipe.hgetall(frontier.keys.replays)
             with mapped_errors():
                 answers: Any = await pipe.execute()
         return [
-            (frontier, field.decode())
-            for frontier, fields in zip(self._crawl, answers, strict=True)
-            for field in fields
+            (frontier, field.decode(), plan)
+            for frontier, rows in zip(self._crawl, answers, strict=True)
+            for field, plan in rows.items()
             if b":" not in field
         ]
+
+    async def _tell(self, replay_id: str, plan: bytes) -> bool:
+        """Tell the other shards of a replay; False while one of them is not through with the one before."""
+        if replay_id in self._told:
+            return True
+        for frontier in self._crawl.frontiers[1:]:
+            word, _ = await until_answered(
+                lambda frontier=frontier: frontier.plan_replay(replay_id, plan),  # type: ignore[misc]
+                self._patience,
+                self._stop,
+            )
+            if word != "OK":
+                return False
+        self._told.add(replay_id)
+        return True
 
     async def _go_on(self, frontier: Frontier, replay_id: str) -> str:
         """Do some steps of a replay; return the word of the last one."""

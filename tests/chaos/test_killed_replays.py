@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 PAGES = 400 if IS_FULL else 150
-KILLS = 12 if IS_FULL else 4
+KILLS = 12 if IS_FULL else 3
 
 
 def test_killed_command_and_killed_workers_send_each_entry_once(

@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from streamcrawl.errors import ConfigError
+from streamcrawl.errors import ConfigError, StoreUnavailable
 from streamcrawl.ops import replays
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.replays import Asked
 from streamcrawl.ops.status import read_status, status_lines
 from streamcrawl.rules.task import Outcome
+from streamcrawl.settings import make_settings
 from streamcrawl.store.frontier import Beat, StageCommit
 from streamcrawl.store.keys import CRAWLS, GROUP
+from streamcrawl.store.shards import open_crawl, shard_of
 from streamcrawl.work.replay import ReplayLoop
-from tests.integration.snapshot import wait_until
+from tests.integration.snapshot import Lab, fast, wait_until
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from streamcrawl.ops.letters import Tally
     from tests.integration.conftest import OpenLab
-    from tests.integration.snapshot import Lab
 
 ROWS: dict[str, dict[str, Any]] = {
     "parse": {"from": ["page"], "logs": ["fetched.parse"], "takes": ["fetched"]},
@@ -151,6 +154,43 @@ async def test_workers_carry_a_replay_out_within_half_of_the_mark_and_an_operato
         await replays.cancel(lab.crawl, plan.id)
     assert len(await taken(lab, "price@2")) == 8
     assert await faults(lab) == []
+
+
+async def test_every_shard_does_its_part_of_a_replay(store_client: Redis, crawl_name: str) -> None:
+    crawl, _ = await open_crawl(store_client, make_settings(**fast(crawl_name, shards=2)))
+    labs = [Lab(frontier) for frontier in crawl]
+    hosts: dict[int, str] = {}
+    for n in range(100):
+        hosts.setdefault(shard_of(f"http://h{n}.test", 2), f"http://h{n}.test")
+    row = {"one": {"from": ["page"], "logs": ["page"]}, "two": {"from": ["page"], "logs": ["page"]}}
+    for number, lab in enumerate(labs):
+        await lab.frontier.flow(["one", "two"], msgspec.json.encode(row), {"page": 3_600_000})
+        await lab.frontier.control(slots=10)
+        await lab.offer(f"{hosts[number]}/")
+        [held] = await lab.take()
+        assert await lab.end(held, items=("one", ITEM, "log:page", f"0{ITEM}") * 3, url=f"{hosts[number]}/") == "DONE"
+    plans = await replays.plans_of(crawl, Asked("two", is_missing=True))
+    await replays.begin(crawl, plans)
+    assert (await replays.progress(crawl, plans))[0] is False
+    # The second shard is told by whoever works; and the first does not end its part before that.
+    loop = ReplayLoop(crawl, log=lambda _: None)
+    running = asyncio.create_task(loop.run())
+
+    async def has_ended() -> bool:
+        return (await replays.progress(crawl, plans))[0]
+
+    await wait_until(has_ended, "the end of the replay")
+    assert (await replays.progress(crawl, plans))[1] == replays.Count(6, 6)
+    assert [await lab.client.xlen(lab.keys.stage_stream("two")) for lab in labs] == [3, 3]
+    # One that the store has forgotten is not taken for one that has ended.
+    await replays.begin(crawl, again := await replays.plans_of(crawl, Asked("two", first_ms=0)))
+    await store_client.delete(crawl.first.keys.replays, crawl.first.keys.replayed)
+    with pytest.raises(StoreUnavailable, match="has forgotten this replay"):
+        await replays.progress(crawl, again)
+    loop.stop()
+    await running
+    for lab in labs:
+        await lab.check()
 
 
 async def test_stage_without_readers_is_dropped_whole(open_lab: OpenLab) -> None:

@@ -1805,6 +1805,9 @@ async def plan_ok(open_lab: OpenLab) -> None:
         await lab.frontier.plan_replay(f"n{n}", plan_of())
         await lab.frontier.cancel_replay(f"n{n}")
     assert len((await lab.snapshot())["replayed"]) == 20
+    await lab.frontier.cancel_replay("early")
+    assert await lab.frontier.plan_replay("early", plan_of()) == ("OK", "")
+    assert "replays" not in await lab.snapshot(), "cancelled before this shard was told of it"
 
 
 @case("plan", "BUSY")

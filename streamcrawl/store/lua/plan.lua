@@ -20,7 +20,8 @@
 local id = ARGV[3]
 if ARGV[2] == 'cancel' then
   local _, looked, copied = string.match(call('HGET', P .. 'replays', id .. ':at') or '', '^(%S*) (%d+) (%d+)$')
-  if call('HEXISTS', P .. 'replays', id) == 1 then end_replay(id, looked or 0, copied or 0) end
+  -- Also one that this shard was not told of yet: it will not begin here when it is.
+  if call('HEXISTS', P .. 'replayed', 'ended:' .. id) == 0 then end_replay(id, looked or 0, copied or 0) end
   return {'OK'}
 end
 local plan = cjson.decode(ARGV[4])

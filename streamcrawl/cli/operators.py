@@ -332,6 +332,7 @@ async def _await_replay(place: Place, crawl: Shards, plans: Sequence[Replay], *,
     what = f"{', '.join(one.log for one in plans)} into {plans[0].target}"
     ids = ", ".join(one.id for one in plans)
     _note(f"replay {ids}: log {what}, {number(entries)} entries in it; the workers do it, with or without this command")
+    is_told = False
     with Bar("replay", entries) as bar:
         while True:
             has_ended, count = await replays.progress(crawl, plans)
@@ -343,6 +344,10 @@ async def _await_replay(place: Place, crawl: Shards, plans: Sequence[Replay], *,
             status = await read_status(crawl.client, place.name)
             if not status.is_alive:
                 break
+            target = next(one for one in status.stages if one.stage == plans[0].target)
+            if target.is_unread and not is_told:
+                is_told = True
+                _note(f"no worker reads {target.stage}: streamcrawl worker MODULE:ATTRIBUTE --stage {target.stage}")
             await asyncio.sleep(_LOOK_S)
     phrase = "sent" if has_ended else "sent so far"
     _write_result(place, plans, count, phrase, has_ended=has_ended)

@@ -49,9 +49,9 @@ def command(place: Place, **options: Any) -> int:
     parses: run a better parser over them without a fetch).
 
     The workers of the crawl do it, with the stage's mark in view, so neither this command nor any of them has to
-    survive; it waits until they are through. The crawl does not end before. What was sent before is sent again: an
-    output file gets it twice, a database by its id once. Exit code 3 when this command was stopped and the workers go
-    on.
+    survive; it waits until they are through. The crawl does not end before; one that has ended goes on with it when it
+    is started again. What was sent before is sent again: an output file gets it twice, a database by its id once. Exit
+    code 3 when this command was stopped and the workers go on.
 
     \b
     streamcrawl replay shop --stage parse --from 2h --dry-run

@@ -17,7 +17,7 @@ from streamcrawl.errors import ExitCode
 from tests.chaos.crawl_process import IS_FULL
 from tests.e2e.command import Command
 from tests.e2e.processes import processes_in
-from tests.e2e.test_programs import Programs
+from tests.e2e.programs import Programs
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
 

@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamcrawl.errors import ExitCode
-from tests.e2e.test_programs import Programs, once
+from tests.e2e.programs import once
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.command import Command
-
-
-@pytest.fixture
-def programs(command: Command) -> Iterator[Programs]:
-    found = Programs(command)
-    yield found
-    for running in found.running:
-        running.__exit__()
+    from tests.e2e.programs import Programs
 
 
 @pytest.fixture(scope="module")

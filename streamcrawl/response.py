@@ -38,7 +38,10 @@ class Retry(Exception):
 
 
 class Drop(Exception):
-    """Raised by a handler: end this page without items; `reason` (letters, digits, underscores) is counted."""
+    """Raised by a handler: end this page without items; `reason` (letters, digits, underscores) is counted.
+
+    Of reasons that are made up each stage has 50 counters; all further ones count as `other`.
+    """
 
     def __init__(self, reason: str = "handler") -> None:
         super().__init__(reason)

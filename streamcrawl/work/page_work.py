@@ -35,6 +35,7 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
+from streamcrawl.rules.alike import is_sampled, sketch_of
 from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
@@ -536,10 +537,8 @@ class PageWork:
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
-        if answer.status == 304 and conditions_of(task.again):
-            # Nothing came that a handler could read, or that could link to something new.
-            if self._settings.unchanged_records and not self._is_program:
-                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        if answer.status == 304 and conditions_of(task.again) and not self._settings.unchanged_records:
+            pass  # nothing came that a handler could read, or that could link to something new
         elif own_stage is not None:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
@@ -572,6 +571,7 @@ class PageWork:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.detail = self._next_visit(task, answer, response, hops)
         commit.items, commit.url = handled.items, task.url if self._is_program else ""
+        commit.sketch = self._sketch(task, answer, response)
         ending = _with_answer(Ending(commit), answer, decided)
         if commit.detail[3:]:
             ending.retry_delay_ms = commit.detail[3]
@@ -586,6 +586,13 @@ class PageWork:
             circle=circle,
         )
         return ending
+
+    def _sketch(self, task: CrawlTask, answer: Answer, response: Response) -> str:
+        """Return by what commit.lua tells whether the page is like others of its host; '' for most of them."""
+        # Of errors a host has one page for all, which is no fault of its other pages.
+        if self._settings.demotion_max < 2 or not 200 <= answer.status <= 299 or not is_sampled(task.path):
+            return ""
+        return sketch_of(answer.body, task.path) if response.is_html else ""
 
     def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
         """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""

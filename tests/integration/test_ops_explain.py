@@ -131,8 +131,12 @@ async def test_which_line_of_robots_txt_decides(redis_client: Redis, crawl_name:
     await lab.end(held, Outcome.DROPPED)
     dropped = await asked(operated, f"{A}/private/a")
     assert dropped.verdict() == (
-        "seen, and nowhere any more: done (then the output has its record) or dropped, as robots.txt asks, perhaps "
-        f"(dropped in the whole crawl: {next(iter(dropped.dropped))} 1)"
+        "seen, and nowhere any more: dropped, most likely: disallowed by line 2: Disallow: /private of its robots.txt "
+        "(dropped in the whole crawl: robots 1)"
+    )
+    assert (await asked(operated, f"{A}/private/b")).verdict() == (
+        "never seen: no page that was fetched links to it, and no seed is it; found, it would be dropped: disallowed "
+        "by line 2: Disallow: /private of its robots.txt"
     )
     await lab.client.set(lab.keys.robots(A), '{"verdict":"allow","status":404,"delay_ms":0}\n', px=60_000)
     assert (await asked(operated, f"{A}/private/a")).is_allowed is True
@@ -183,6 +187,27 @@ async def test_trap_that_a_link_is_taken_for_is_named(redis_client: Redis, crawl
     # As a seed it is fetched all the same.
     await operated.offer([f"{A}/a/b/a/b/a/b"])
     assert (await asked(operated, f"{A}/a/b/a/b/a/b")).found.place == "queued"
+
+
+async def test_reason_of_what_was_dropped_is_derived_where_it_can_be(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, pages_per_host_max=1, depth_max=3, allow_private=False)
+    lab = operated.labs[0]
+    inside = "http://169.254.169.254/latest"
+    await operated.offer([*urls("a.test", 3), inside])
+    for held in await lab.take():
+        is_inside = held.task.url == inside
+        await lab.end(held, Outcome.DROPPED if is_inside else Outcome.DONE, detail=("blocked_address",) * is_inside)
+    await lab.frontier.give_up(after_ms=10**9, idle_ms=10**9)
+    counts = "(dropped in the whole crawl: host_budget 2, blocked_address 1)"
+    assert (await asked(operated, f"{A}/2")).verdict() == (
+        f"seen, and nowhere any more: dropped, most likely: its host had its 1 pages {counts}"
+    )
+    assert (await asked(operated, inside)).verdict() == (
+        "seen, and nowhere any more: dropped, most likely: 169.254.169.254 is a metadata address, which this crawl "
+        f"does not connect to {counts}"
+    )
+    unseen = (await asked(operated, "http://b.test/")).verdict()
+    assert unseen == "never seen: no page that was fetched links to it within --depth 3, and no seed is it"
 
 
 async def test_url_is_looked_for_in_the_form_of_the_crawl(redis_client: Redis, crawl_name: str) -> None:

@@ -6,7 +6,6 @@ it is looked for is looked for again. Start at `explain`.
 
 from __future__ import annotations
 
-import re
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -16,9 +15,10 @@ import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError
 from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, delay_words, host_page
+from streamcrawl.ops.items import FoundItems, items_of
 from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.status import read_status
-from streamcrawl.ops.words import moment, span
+from streamcrawl.ops.words import glob_of, moment, span
 from streamcrawl.rules.addresses import Inside, literal_of, network_of
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope, sitemap_fingerprint
@@ -51,7 +51,6 @@ DEAD_MAX: Final = 20_000
 """Newest dead letters that are searched."""
 _PER_CALL: Final = 1000
 _LOOKS_MAX: Final = 3
-_GLOB: Final = re.compile(r"([\[\]\\?*^])")
 
 
 class Found(msgspec.Struct):
@@ -91,14 +90,20 @@ class Explanation(msgspec.Struct):
     robots_line: tuple[int, str] | None
     sitemap: str
     """The same URL as a sitemap, in words; '' when it was never named as one, as far as can be told."""
+    items: FoundItems
+    """What came of the page and is on its way, or dead."""
 
     def verdict(self) -> str:
         """Return the answer in one line."""
         if self.found.place:
             return self.found.words
+        if self.is_seen and self.items.found:
+            return f"fetched; {self.items.found[0].words}"
         if self.is_seen:
             if self.found.searched:
                 return f"seen, and not found in {', '.join(self.found.searched)}; it may be there, done or dropped"
+            if not self.dropped and self.items.has_stages:
+                return "seen, and done: nothing that came of it is on its way any more"
             if not self.dropped:
                 return "seen, and done: the output has its record"
             counts = ", ".join(f"{reason} {count:,}" for reason, count in self.dropped.items())
@@ -136,6 +141,8 @@ class Explanation(msgspec.Struct):
             "robots_line": None if self.robots_line is None else self.robots_line[0],
             "robots_text": None if self.robots_line is None else self.robots_line[1],
             "sitemap": self.sitemap,
+            "items": [item.as_json() for item in self.items.found],
+            "items_searched_to_a_bound": self.items.searched,
             "host": self.host.as_json(),
         }
 
@@ -184,6 +191,7 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         is_allowed,
         line,
         await _as_sitemap(frontier, url, page, settings),
+        await items_of(crawl, frontier, page, url),
     )
 
 
@@ -260,7 +268,7 @@ def _in_stream(page: HostPage, path: str, kind: Kind) -> Found | None:
 
 
 async def _delayed(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
-    pattern = "fetch|?|" + _GLOB.sub(r"\\\1", page.key) + "|*"
+    pattern = "fetch|?|" + glob_of(page.key) + "|*"
     looked, cursor = 0, 0
     while True:
         with mapped_errors():
@@ -330,7 +338,7 @@ async def _dead(frontier: Frontier, page: HostPage, url: str, kind: Kind, search
 
 async def _kept(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
     start = f"{page.key}|{msgspec.json.encode(kind.value).decode()},{msgspec.json.encode(path).decode()},"
-    pattern = "?|" + _GLOB.sub(r"\\\1", start) + "*"
+    pattern = "?|" + glob_of(start) + "*"
     looked, cursor = 0, 0
     while True:
         async with frontier.client.pipeline(transaction=False) as pipe:
@@ -387,6 +395,13 @@ def _robots(url: str, page: HostPage, settings: Settings) -> tuple[str, bool | N
     return f"{word} by line {line.number}: {line.text}", is_allowed, (line.number, line.text)
 
 
+def _item_rows(items: FoundItems) -> list[tuple[str, str]]:
+    rows = [("items" if n == 0 else "", item.words) for n, item in enumerate(items.found)]
+    if items.is_full:
+        rows.append(("", f"and perhaps more: the first {len(items.found)} are shown"))
+    return rows + [("items", f"not looked for beyond {bound}") for bound in items.searched]
+
+
 def explanation_lines(found: Explanation) -> list[str]:
     """Return an explanation as lines of plain text."""
     rows = [("now", found.verdict())]
@@ -401,6 +416,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         *([("trap", found.left_out)] if found.left_out else []),
         ("robots.txt", found.robots),
         *([("as a sitemap", found.sitemap)] if found.sitemap else []),
+        *_item_rows(found.items),
         ("host", f"{found.host.key}: {found.host.standing()}"),
         ("delay", delay_words(found.host)),
     ]

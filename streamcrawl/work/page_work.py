@@ -60,8 +60,9 @@ from streamcrawl.work.cookies import Cookies
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
-from streamcrawl.work.program import ENCODE, FETCHED, PAGE, stored_item
+from streamcrawl.work.program import FETCHED, PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
-    from streamcrawl.work.program import Program
     from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
@@ -180,25 +180,22 @@ class PageWork:
         self._telling: set[asyncio.Task[None]] = set()
         if program is not None:
             self._functions = dict(program.pages)
-            self._route = program.router(PAGE, records)
-            retaining = program.router(PAGE, records, log=PAGE)
-            routes = dict.fromkeys(program.retained_pages, retaining)
             self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
-            self._elsewhere, routes = {}, {}
-            self._has_takers = True
+            self._has_takers = bool(records)
+            self._elsewhere = {}
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
-            self._route = lambda item, depth: [
-                part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
-            ]
+        described = program or Program(settings.name)
+        self._route = described.router(PAGE, records)
+        retaining = described.router(PAGE, records, log=PAGE)
         self._handlers = {
             label: Handler(
                 function,
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency,
                 on_stuck=on_stuck,
-                route=routes.get(label, self._route),
+                route=retaining if label in described.retained_pages else self._route,
             )
             for label, function in self._functions.items()
         }
@@ -269,7 +266,7 @@ class PageWork:
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
-        detail = (task.level.value, encode_task(task), reason, error, status)
+        detail = (task.level.value, encode_task(task), reason, printable(error), status)
         return Commit(entry.id, task.host, task.kind, Outcome.DEAD, detail=detail)
 
     def internal_error(self, entry: Entry, task: CrawlTask, error: str) -> Ending:
@@ -543,14 +540,20 @@ class PageWork:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
         elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
-            error = f"no page handler of this program has the label {task.ask.label!r}"
+            known = ", ".join(repr(label) for label in (*self._handlers, *self._elsewhere)) or "none"
+            error = f"no page handler of this program has the label {task.ask.label!r} (there are: {known})"
             return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
         elif handler is None:
             started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
             if self._has_takers:  # of a program with nothing but an archive nobody wants the records
-                handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+                try:
+                    handled.items = self._route(
+                        record if not self._is_program else msgspec.to_builtins(record), task.depth
+                    )
+                except StageError as error:  # the stages of a program without page handlers take other items
+                    return self._try_again(entry, task, "handler", str(error), answer, self._policy.base_ms)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
@@ -563,7 +566,7 @@ class PageWork:
                     delay_ms = int(1000 * min(max(0.0, asked.after_s), self._policy.retry_after_max_ms / 1000))
                 return self._try_again(entry, task, "retry", str(asked), answer, delay_ms)
             except Drop as drop:
-                is_word = drop.reason.isidentifier() and len(drop.reason) <= 64
+                is_word = drop.reason.isascii() and drop.reason.isidentifier() and len(drop.reason) <= 64
                 return self._drop(entry, task, drop.reason if is_word else DropReason.HANDLER, answer)
             except StageError as error:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))

@@ -9,11 +9,14 @@ import pytest
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.ops import explain as module
+from streamcrawl.ops import items as in_items
 from streamcrawl.ops.explain import Explanation, explain, explanation_lines
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import LastVisit, Level, Outcome, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import make_settings
+from streamcrawl.store.frontier import StageCommit
+from streamcrawl.store.keys import GROUP
 from streamcrawl.store.seen import is_seen
 from tests.integration.operated import SHARDS, Operated
 from tests.integration.snapshot import links, sitemaps, urls
@@ -99,6 +102,74 @@ async def test_task_is_found_wherever_it_is(redis_client: Redis, crawl_name: str
     found = await asked(operated, f"{A}/1")
     assert (found.found.place, found.is_seen) == ("", True)
     assert found.verdict() == "seen, and done: the output has its record"
+
+
+async def test_items_of_a_page_are_found_wherever_they_are(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, sinks=["out"], host_concurrency=9)
+    lab, url = operated.labs[0], f"{A}/[x]?*=%C3%BC"
+    await lab.frontier.flow(["parse", "price@2"], b"{}")
+    await operated.offer([url, f"{A}/[x]"])
+
+    async def places() -> list[tuple[str, str]]:
+        return [(one.stage, one.place) for one in (await asked(operated, url)).items.found]
+
+    assert await places() == []
+    canonical = (await asked(operated, url)).url
+    for held in await lab.take():
+        record = msgspec.json.encode({"url": held.task.url}).decode()
+        items = ["parse", '["fetched",{"n":1},0]', "price@2", '["Price",{"n":2},0]', "out", record]
+        await lab.end(held, items=items, url=held.task.url)
+    assert await places() == [("fetch:out", "waiting"), ("parse", "waiting"), ("price@2", "waiting")]
+    found = await asked(operated, url)
+    assert found.url == canonical
+    assert found.verdict().startswith("fetched; its record waits for fetch:out (")
+    assert [one.words.partition(" (1")[0] for one in found.items.found[1:]] == [
+        "the page itself waits for parse", "an item (Price) waits for price@2",
+    ]  # fmt: skip
+    [*_, first, second] = [line for line in explanation_lines(found) if " waits for " in line]
+    assert first.index("the page itself") == second.index("an item (Price)")
+
+    stream = lab.keys.stage_stream("price@2")
+    answer: Any = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"}, count=10)
+    [entry_id] = [one.decode() for one, fields in answer[0][1] if fields[b"url"] == canonical.encode()]
+    assert ("price@2", "in hand") in await places()
+    assert (await asked(operated, url)).as_json()["items"][2]["worker"] == "t1"
+    for outcome, detail, place in (
+        (Outcome.RETRY, (60_000,), "delayed"),
+        (Outcome.DEAD, ("handler", "price@2: it\nTraceback\nKeyError: 'price'"), "dead"),
+    ):
+        if place == "dead":
+            await lab.client.zadd(lab.keys.delayed, dict.fromkeys(await lab.client.zrange(lab.keys.delayed, 0, -1), 1))
+            await lab.frontier.due()
+            answer = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"}, count=10)
+            entry_id = answer[0][1][0][0].decode()
+        packed = [StageCommit(entry_id, outcome, detail).pack()]
+        assert (await lab.frontier.stage_commit("t1", "price@2", packed, 0))[0] == ["DONE"]
+        assert await places() == [("fetch:out", "waiting"), ("parse", "waiting"), ("price@2", place)]
+    assert (await asked(operated, f"{A}/[x]")).items.found
+    dead = (await asked(operated, url)).items.found[-1]
+    assert ": handler, attempt 2: KeyError: 'price' (letter " in dead.words
+    assert dead.facts["error"].startswith("price@2: it")
+
+
+async def test_search_for_items_ends_at_its_bounds(
+    redis_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, host_concurrency=9)
+    lab = operated.labs[0]
+    await lab.frontier.flow(["parse"], b"{}")
+    await operated.offer([f"{A}/many", f"{A}/last"])
+    for held, count in zip(await lab.take(), (300, 1), strict=True):
+        await lab.end(held, items=["parse", '["any",{},0]'] * count, url=held.task.url)
+    assert len((await asked(operated, f"{A}/many")).items.found) == in_items.FOUND_MAX
+    assert "and perhaps more: the first 20 are shown" in explanation_lines(await asked(operated, f"{A}/many"))[-3]
+    assert [one.place for one in (await asked(operated, f"{A}/last")).items.found] == ["waiting"]
+    for name, most in (("LOOKED_MAX", 200), ("BYTES_MAX", 200 * len('["any",{},0]'))):
+        with monkeypatch.context() as patch:
+            patch.setattr(in_items, name, most)
+            found = await asked(operated, f"{A}/last")
+            assert (found.items.found, found.items.searched) == ([], ["the oldest 200 entries of parse"]), name
+            assert any("not looked for beyond the oldest" in line for line in explanation_lines(found))
 
 
 async def test_what_was_typed_is_made_canonical_first(redis_client: Redis, crawl_name: str) -> None:

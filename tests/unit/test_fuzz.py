@@ -234,6 +234,7 @@ def page(body: bytes, content_type: str, url: str) -> None:
     response = Response(CrawlTask(host=SITE, path="/"), answer, links_max=50)
     assert len(response.links()) <= 50
     assert isinstance(response.text, str)
+    assert all(type(href) is str for href in response.xpath("//@href"))
     for kind in BodyKind:
         decode_body(body, charset_of(charset, body, kind))
     found = parse_html(body, url, charset=charset, robots_tag=content_type, links_max=50)

@@ -69,7 +69,8 @@ class Said(str):
 
 def printable(text: str) -> str:
     """Return a text of anybody's as one that can be stored and shown: lone surrogates (of file names) as escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    # A plain str in any case: a `Said` goes into no JSON, and the worker that says it would end.
+    return str(text) if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_said(text: str, **fields: Any) -> Said:

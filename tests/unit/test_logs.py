@@ -6,6 +6,9 @@ import json
 import logging
 from typing import Any
 
+import msgspec
+import pytest
+
 from streamcrawl.work.logs import (
     BURST,
     KINDS_MAX,
@@ -17,6 +20,7 @@ from streamcrawl.work.logs import (
     Said,
     as_said,
     kind_of,
+    printable,
 )
 
 
@@ -151,3 +155,9 @@ def test_what_libraries_log_is_said_with_their_level() -> None:
     assert second["level"] == "error"
     assert second["message"].startswith("it broke\nTraceback")
     assert second["message"].endswith("ValueError: bad")
+
+
+@pytest.mark.parametrize("text", ["plain", "é", "a\udc80b"])
+def test_what_is_said_can_be_written_as_json(text: str) -> None:
+    shown = printable(Said.warning(text))
+    assert msgspec.json.decode(msgspec.json.encode(shown)) == text.replace("\udc80", "\\udc80")

@@ -315,7 +315,9 @@ def replay_log(
             if is_missing:
                 _write_result(place, plans, replays.Count(0, 0), "nothing is missing", has_ended=True)
                 return ExitCode.DONE
-            raise ConfigError("nothing was written in that time: `streamcrawl status` says how old the oldest entry is")
+            raise ConfigError(
+                "nothing of it was written in that time: `streamcrawl status` says how old the oldest entry is"
+            )
         await replays.begin(crawl, plans)
         return await _await_replay(place, crawl, plans, is_detached=is_detached)
 

@@ -123,12 +123,14 @@ async def count(crawl: Shards, replays: Sequence[Replay], watch: Watcher) -> Tal
 
 
 async def is_any(crawl: Shards, replays: Sequence[Replay]) -> bool:
-    """Return whether a replay would look at anything at all: the first step of each tells."""
+    """Return whether a replay would send anything at all."""
     for replay in replays:
         for frontier in crawl:
-            _, _, looked, _ = await frontier.count_replay(replay.plan)
-            if looked:
-                return True
+            at, word = "", "MORE"
+            while word == "MORE":
+                word, at, _, found = await frontier.count_replay(replay.plan, at)
+                if found:
+                    return True
     return False
 
 

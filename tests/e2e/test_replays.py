@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamcrawl.errors import ExitCode
-from tests.e2e.programs import once
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
 
@@ -46,16 +45,14 @@ def test_sink_that_comes_later_gets_what_it_missed_and_pages_are_parsed_again_wi
     result = programs.command.run(*missing)
     assert result.code == ExitCode.DONE, result
     assert "no worker is alive" in result.err
-    assert "is under way" in refusal(programs, *missing)
-    programs.run("with_late", *seeds)
-    assert once(programs.noted("late")) == expected
-    assert "nothing is missing" in programs.ask(*missing), "said twice it is sent once"
     again = ("replay", "retaining", "--stage", "parse", "--from", "1h", "--no-wait", "--json")
     assert programs.ask(*again)["ended"] is False
     programs.run("with_late", *seeds)
+    # To the second sink once what it had missed, and to all what the parser gave anew.
     for what, times in (("parsed", 2), ("early", 2), ("late", 2)):
         assert sorted(programs.noted(what)) == sorted(list(expected) * times), what
     assert len(host.requests()) == fetched, "nothing was fetched again"
+    assert "nothing is missing" in programs.ask(*missing), "said twice it is sent once"
 
     status = programs.ask("status", "retaining", "--json")
     logs = {log["name"]: log for log in status["logs"]}
@@ -63,7 +60,7 @@ def test_sink_that_comes_later_gets_what_it_missed_and_pages_are_parsed_again_wi
     totals = programs.audit("retaining")
     assert (totals["late.copied"], totals["parse.copied"], totals["parse.created"]) == (60, 60, 120)
 
-    assert "nothing was written in that time" in refusal(
+    assert "nothing of it was written in that time" in refusal(
         programs, "replay", "retaining", "--stage", "early", "--from", "start", "--to", "7d"
     )
 
@@ -83,7 +80,6 @@ def test_stage_that_no_program_has_any_more_is_dropped_with_a_count(programs: Pr
     assert running.wait().code == ExitCode.STOPPED
     refused = programs.start("run", "lacking", *seeds).wait()
     assert (refused.code, "streamcrawl queue drop versioned --stage work@1" in refused.err) == (ExitCode.USAGE, True)
-    assert "queue drop versioned --stage work@1" in programs.ask("status", "versioned")
     assert " dropped\n" in programs.ask("queue", "drop", "versioned", "--stage", "work@1")
     programs.run("lacking", *seeds)
     totals = programs.audit("versioned")

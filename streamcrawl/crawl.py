@@ -27,7 +27,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streamcrawl.errors import ConfigError
-from streamcrawl.settings import check_name, of_program, parse_duration_ms
+from streamcrawl.settings import SlotLimits, check_name, of_program, parse_duration_ms
 from streamcrawl.store.frontier import check_stage
 from streamcrawl.work.program import PAGE, Program, Stage, Taken, annotation_of, check_handler
 from streamcrawl.work.program import Resource as HeldResource
@@ -92,7 +92,7 @@ class Crawl:
         *,
         label: str = "",
         own_stage: bool = False,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -104,7 +104,7 @@ class Crawl:
         *,
         label: str = "",
         own_stage: bool = False,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -137,7 +137,7 @@ class Crawl:
                         source=PAGE,
                         is_page=True,
                         label=label,
-                        concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
+                        concurrency=_slots(concurrency),
                         timeout_ms=_timeout_ms(timeout_s),
                         attempts=_attempts(attempts),
                         version=str(version),
@@ -160,7 +160,7 @@ class Crawl:
         *,
         name: str | None = None,
         source: str | None = None,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -172,7 +172,7 @@ class Crawl:
         *,
         name: str | None = None,
         source: str | None = None,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -183,7 +183,9 @@ class Crawl:
         Args:
             name: Of its stream and in counts; by default that of the function.
             source: Name of the stage whose items it gets, `page` for those of pages; by default the stage before.
-            concurrency: Calls at a time in each process.
+            concurrency: Calls at a time in each process. A number is what you know that they bear, and holds; of a
+                pair, the least and the most, as many as this process, its memory and what follows bear, while no more
+                of them fail than with fewer.
             timeout_s: Longest time of one call; by default `--handler-timeout` of the crawl.
             attempts: Calls until an item is a dead letter; by default those of the crawl.
             version: Another version has a stream of its own: workers of both run side by side during a deploy.
@@ -198,7 +200,7 @@ class Crawl:
                     function=function,
                     takes=Taken(annotation_of(function, is_batch=False)),
                     source=self._source(source),
-                    concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
+                    concurrency=_slots(concurrency),
                     timeout_ms=_timeout_ms(timeout_s),
                     attempts=_attempts(attempts),
                     version=str(version),
@@ -325,6 +327,14 @@ def _retain_ms(retain: str | float | None) -> int:
     if not 1000 <= retain_ms <= RETAIN_MAX_MS:
         raise ConfigError(f"retain={retain!r} will not do: 1s to 365d")
     return retain_ms
+
+
+def _slots(concurrency: int | tuple[int, int]) -> SlotLimits:
+    least, most = concurrency if isinstance(concurrency, tuple) else (concurrency, concurrency)
+    found = SlotLimits(_within("concurrency", least, CONCURRENCY_MAX), _within("concurrency", most, CONCURRENCY_MAX))
+    if least > most:
+        raise ConfigError(f"concurrency {concurrency} will not do: the least comes first")
+    return found
 
 
 def _attempts(attempts: int | None) -> int | None:

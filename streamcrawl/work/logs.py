@@ -69,8 +69,8 @@ class Said(str):
 
 def printable(text: str) -> str:
     """Return a text of anybody's as one that can be stored and shown: lone surrogates (of file names) as escapes."""
-    # A plain str in any case: a `Said` goes into no JSON, and the worker that says it would end.
-    return str(text) if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    # Always anew: what is a subclass of str (Said, an enum) is none that msgspec writes.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_said(text: str, **fields: Any) -> Said:

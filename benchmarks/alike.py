@@ -50,7 +50,7 @@ def look(sketches: Iterable[str]) -> Seen:
     for sketch in sketches:
         alike = [one for one in kept if sum(map(str.__ne__, one[1:], sketch[1:])) <= int(sketch[0])]
         kept = [sketch, *(one for one in kept if one not in alike)][:KEPT]
-        share = share + (1000 - share) // 16 if alike else share * 15 // 16
+        share = share + (1000 - share) // 10 if alike else share * 9 // 10
         sampled, near, share_max = sampled + 1, near + bool(alike), max(share_max, share)
     return Seen(sampled, near, share_max)
 

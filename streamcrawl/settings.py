@@ -193,6 +193,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     crashes_max: int = 3
     """Crashes of a worker with the task in hand and no other, after which the task is dead."""
     handler_timeout_ms: int = 600_000
+    keep_bodies_ms: int | None = None
+    """Of a program whose page handler is a stage of its own: how long fetched pages are kept, with their bodies, to be
+    parsed again by `replay` without a fetch."""
 
     # -- workers
     processes: int | None = 1
@@ -239,6 +242,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     less than two batches, or two rounds of its live slots."""
     stage_max_bytes: int = 64_000_000
     """The same by the length of all items in the stream."""
+    log_max_bytes: int | None = None
+    """Of each retained log: beyond it the oldest entries go before their time. None: all logs together have a quarter
+    of the memory that the crawl may use."""
 
     @property
     def agent_header(self) -> str:
@@ -342,6 +348,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "host_give_up_idle_ms": (_TUNABLE, "every search for hosts to give up brings it along"),
     "crashes_max": (_TUNABLE, "read whenever an entry is taken back"),
     "handler_timeout_ms": (_TUNABLE, "applied to the next page"),
+    "keep_bodies_ms": (_TUNABLE, "asked at every commit; shorter or none, what is too old then is removed"),
     "processes": (_LOCAL, "as many as this machine has cores for"),
     "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
@@ -366,6 +373,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "rotate_every_ms": (_IDENTITY, "as the size is: the two together decide what the files are called"),
     "stage_waiting_max": (_TUNABLE, "compared at every commit"),
     "stage_max_bytes": (_TUNABLE, "compared at every commit"),
+    "log_max_bytes": (_TUNABLE, "compared at every commit"),
 }
 """The class of every setting, and why: what it would break, or where a new value takes hold. `name` has none."""
 
@@ -829,7 +837,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
-    "stage_waiting_max": 1, "stage_max_bytes": 1,
+    "stage_waiting_max": 1, "stage_max_bytes": 1, "log_max_bytes": 1, "keep_bodies_ms": 1000,
 }  # fmt: skip
 
 

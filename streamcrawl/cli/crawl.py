@@ -208,6 +208,17 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     f"NAME.jsonl. [{ENVIRONMENT_PREFIX}OUTPUT]",
 )
 @_option(
+    "--keep-bodies",
+    "keep_bodies_ms",
+    type=Duration(),
+    metavar="TIME",
+    group=OUTPUT,
+    setting="keep_bodies_ms",
+    help="Of a program that parses pages in a stage of its own: keep them, with their bodies, for so long, so that "
+    "`replay --stage parse` runs a better parser over them without a fetch. See `log_max` for how many bytes. "
+    "Default: not at all.",
+)
+@_option(
     "--rotate-size",
     "rotate_size_bytes",
     type=Size(),

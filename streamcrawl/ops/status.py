@@ -55,7 +55,7 @@ _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
     "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
-    "seen", "samples", "version", "settings", "crawl", "flow", "by_domain",
+    "seen", "samples", "version", "settings", "crawl", "flow", "by_domain", "logs", "keep_bodies",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": ("the frontier is full", "frontier_max", ", or narrow the crawl by depth, allow or deny"),
@@ -151,6 +151,34 @@ class SinkStatus(msgspec.Struct, frozen=True):
     """Bytes that are written and committed, in all files of the output; records, in a database."""
     bytes_waiting: int = 0
     """Of the records in its stream, those that are being written included."""
+
+
+class LogStatus(msgspec.Struct, frozen=True):
+    """What of a stage is kept for replays, beside the streams."""
+
+    name: str
+    """Of the stage that gives it, `page` for pages; `fetched.<stage>` for pages as one that parses gets them."""
+    entries: int
+    bytes: int
+    oldest_ms: int | None
+    """Age of its oldest entry; None when it has none."""
+    keep_ms: int
+    """How long an entry stays."""
+    trimmed: int
+    """Entries that went before their time, for bytes or for memory."""
+
+
+class ReplayStatus(msgspec.Struct, frozen=True):
+    """A replay of a log that is under way."""
+
+    id: str
+    log: str
+    target: str
+    looked: int
+    """Entries of the log that it has come past."""
+    copied: int
+    shards: int
+    """That are not through with it."""
 
 
 class FeederStatus(msgspec.Struct, frozen=True):
@@ -268,6 +296,8 @@ class Status(msgspec.Struct):
     """Until the first of them is due; None when there are none, or the crawl visits none again by now."""
     workers: list[WorkerStatus] = msgspec.field(default_factory=list)
     sinks: list[SinkStatus] = msgspec.field(default_factory=list)
+    logs: list[LogStatus] = msgspec.field(default_factory=list)
+    replays: list[ReplayStatus] = msgspec.field(default_factory=list)
     version: int = 0
     """Of the settings."""
     memory_bytes: int = 0
@@ -302,7 +332,7 @@ class Status(msgspec.Struct):
         """What is neither queued nor ended: pages and sitemaps, items, and records that are not written yet."""
         items = sum(one.waiting + one.pending + one.delayed for one in self.stages if one.kind == STAGE)
         tasks = self.streamed + self.page("delayed") + self.sitemap("delayed")
-        return tasks + items + sum(sink.waiting for sink in self.sinks)
+        return tasks + items + sum(sink.waiting for sink in self.sinks) + len(self.replays)
 
     @property
     def _is_only_blocked(self) -> bool:
@@ -419,6 +449,8 @@ async def read_status(client: Redis, name: str) -> Status:
     status.held_ms = _held(shards, stages, now_ms)
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
     status.sinks = _sinks(shards, status, one["crawl"])
+    status.logs = _logs(shards, totals, details.oldest, now_ms)
+    status.replays = _replays(shards)
     status.newest_dead = _newest_dead(shards)
     _name_hosts(status, shards, details, now_ms)
     if given.get("demotion_max", DEMOTION_MAX) < 2:
@@ -516,6 +548,7 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
         "revisits": lambda pipe, keys: pipe.zcard(keys.revisits),
         "next_revisit": lambda pipe, keys: pipe.zrange(keys.revisits, 0, 0, withscores=True),
         "dead": lambda pipe, keys: pipe.xlen(keys.dead),
+        "replays": lambda pipe, keys: pipe.hgetall(keys.replays),
         "newest": lambda pipe, keys: pipe.xrevrange(keys.dead, count=DEAD_NAMED_MAX),
     }
 
@@ -604,13 +637,16 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         )
     }
     scheduled = [shard for shard in shards if shard.answers["hosts_scheduled"]]
-    if not waiting and not hosts and not scheduled:
+    logs = [shard.keys.log(name) for shard in shards for name in _logs_in(shard) if _log_entries(shard.totals, name)]
+    if not waiting and not hosts and not scheduled and not logs:
         return details
     async with client.pipeline(transaction=False) as pipe:
         for shard in scheduled:
             pipe.zcount(shard.keys.schedule, "-inf", shard.now(now_ms))
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
+        for key in logs:
+            pipe.xrange(key, count=1)
         for host, keys in hosts.items():
             pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until", "domain"])
         with mapped_errors():
@@ -619,6 +655,9 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
     for stream in waiting:
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
+    for key in logs:
+        for entry_id, _ in next(answers):
+            details.oldest[key] = entry_id.decode()
     domains: dict[str, tuple[str, Keys]] = {}
     for host, keys in hosts.items():
         queued, reason, until, domain = next(answers)
@@ -845,6 +884,57 @@ def _feeders(rows: Mapping[str, str], now_ms: int, lease_ms: int) -> list[Feeder
     return found
 
 
+def _logs_in(shard: _Shard) -> dict[str, int]:
+    """Return the logs of a shard by name: for how long each keeps an entry, ms."""
+    told = (one.partition("=") for one in shard.texts["logs"].split(",") if one)
+    return {name: _int(shard.texts["keep_bodies"]) if name.startswith("fetched.") else _int(ms) for name, _, ms in told}
+
+
+def _log_entries(totals: Mapping[str, int], name: str) -> int:
+    created, *gone = (totals.get(f"log:{name}.{state}", 0) for state in ("created", "expired", "trimmed"))
+    return created - sum(gone)
+
+
+def _logs(
+    shards: Sequence[_Shard], totals: Mapping[str, int], oldest: Mapping[str, str], now_ms: int
+) -> list[LogStatus]:
+    """Return the logs in which anything is, or was, or is to be."""
+    found = []
+    for name, keep_ms in _logs_in(shards[0]).items():
+        if not keep_ms and not totals.get(f"log:{name}.created"):
+            continue
+        ids = [oldest[key] for shard in shards if (key := shard.keys.log(name)) in oldest]
+        found.append(
+            LogStatus(
+                name,
+                entries=_log_entries(totals, name),
+                bytes=totals.get(f"log:{name}.bytes", 0),
+                oldest_ms=max((_age(int(one.partition("-")[0]), now_ms) for one in ids), default=None),
+                keep_ms=keep_ms,
+                trimmed=totals.get(f"log:{name}.trimmed", 0),
+            )
+        )
+    return found
+
+
+def _replays(shards: Sequence[_Shard]) -> list[ReplayStatus]:
+    found: dict[str, ReplayStatus] = {}
+    for shard in shards:
+        rows = _texts(shard.answers["replays"])
+        for replay_id, plan in rows.items():
+            about: Any = None
+            with suppress(msgspec.DecodeError):
+                about = msgspec.json.decode(plan) if ":" not in replay_id else None
+            if not isinstance(about, dict):
+                continue
+            looked, copied = (_int(text) for text in rows.get(f"{replay_id}:at", " 0 0").split(" ")[1:])
+            one = found.get(replay_id) or ReplayStatus(replay_id, about["log"], about["target"], 0, 0, 0)
+            found[replay_id] = replace(
+                one, looked=one.looked + looked, copied=one.copied + copied, shards=one.shards + 1
+            )
+    return sorted(found.values(), key=lambda one: one.id)
+
+
 def _sinks(shards: Sequence[_Shard], status: Status, stored: str) -> list[SinkStatus]:
     paths = stored_sinks({"crawl": stored})
     offsets = [_texts(shard.answers["offsets"]) for shard in shards]
@@ -1022,7 +1112,7 @@ def status_lines(status: Status) -> list[str]:
         ("pages done", number(status.page("done")) + _rate(status)),
         ("queued", number(status.page("queued")) + _backlog(status)),
     ]
-    rows += [(_stage_name(stage, status), _stage_text(stage)) for stage in status.stages]
+    rows += [(_stage_name(stage, status), _stage_text(stage, status.name)) for stage in status.stages]
     rows += [
         ("delayed", number(status.page("delayed"))),
         ("dead", reasons(status.by_reason("dead"))),
@@ -1059,6 +1149,8 @@ def status_lines(status: Status) -> list[str]:
         )
         for sink in status.sinks
     ]
+    rows += [("log", _log_text(log)) for log in status.logs]
+    rows += [("replay", f"{one.id}: {replay_text(one)}") for one in status.replays]
     width = max(len(label) for label, _ in rows)
     lines += ["", *(f"  {label:<{width}}  {text}" for label, text in rows)]
     if len(status.shards) > 1:
@@ -1126,7 +1218,22 @@ def _stage_name(stage: StageStatus, status: Status) -> str:
     return "in the stream" if stage is status.stages[0] else f"for {stage.stage}"
 
 
-def _stage_text(stage: StageStatus) -> str:
+def _log_text(log: LogStatus) -> str:
+    return (
+        f"{log.name}: {counted(log.entries, 'entry') if log.entries == 1 else f'{number(log.entries)} entries'}, "
+        f"{log.bytes / 1e6:,.1f} MB"
+        + (f", oldest {span(log.oldest_ms)}" if log.oldest_ms is not None else "")
+        + (f", kept {span(log.keep_ms)}" if log.keep_ms else ", no longer kept")
+        + (f"; {number(log.trimmed)} went before their time" if log.trimmed else "")
+    )
+
+
+def replay_text(one: ReplayStatus) -> str:
+    """Return what a replay does, and how far it is."""
+    return f"{number(one.copied)} of {number(one.looked)} looked at in log {one.log} sent to {one.target}"
+
+
+def _stage_text(stage: StageStatus, name: str) -> str:
     waiting = "" if stage.oldest_waiting_ms is None else f" (oldest {span(stage.oldest_waiting_ms)})"
     pending = "" if stage.oldest_pending_ms is None else f" (oldest {span(stage.oldest_pending_ms)})"
     text = f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
@@ -1135,7 +1242,10 @@ def _stage_text(stage: StageStatus) -> str:
         text += f", {number(stage.delayed)} delayed" if stage.delayed else ""
         text += f", {number(stage.dead)} dead" if stage.dead else ""
         text += "; over its mark" if stage.is_over else ""
-        text += "; NOBODY READS IT" if stage.is_unread else ""
+        if stage.is_unread:
+            text += (
+                f"; NOBODY READS IT: start workers that have it, or streamcrawl queue drop {name} --stage {stage.stage}"
+            )
     if stage.proposed is not None:
         text += f"; room for {number(stage.size or 0)}, proposed {number(stage.proposed)} ({_took(stage.entry_s)} each)"
     return text + (f"; held back by {', '.join(stage.held_by)}" if stage.held_by else "")

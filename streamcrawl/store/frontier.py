@@ -41,6 +41,8 @@ test_store_cost.py), and no script should take over 5 ms."""
 RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
+TRIMMED_PER_CALL: Final = 100
+DROPPED_PER_CALL: Final = 200
 SYNCED_AFTER_S: Final = 2.0
 """With `appendfsync everysec`, the second of a sync that is late included."""
 FETCH_STREAM: Final = "stream:fetch"
@@ -64,10 +66,13 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("crashes_max", "crashes_max"),
     ("stage_max", "stage_waiting_max"),
     ("stage_bytes", "stage_max_bytes"),
+    ("keep_bodies", "keep_bodies_ms"),
+    ("log_bytes", "log_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
 _DIVIDED: Final = (
     "frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes", "stage_waiting_max", "stage_max_bytes",
+    "log_max_bytes",
 )  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
@@ -369,13 +374,15 @@ class Frontier:
         answer = await self._run("stage_commit", self.epoch, worker, stage, limit, *packed)
         return [word.decode() for word in answer[1]], _names(answer[2])
 
-    async def flow(self, stages: Sequence[str], flow: bytes) -> list[str]:
+    async def flow(self, stages: Sequence[str], flow: bytes, logs: Mapping[str, int] | None = None) -> list[str]:
         """Tell the shard of the stages of a program, each of which gets its stream; returns all that there are now.
 
         Args:
-            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call}.
+            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call, …} (flow.lua).
+            logs: Retained logs by name: ms for which each keeps what is written to it.
         """
-        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow)
+        told = [part for pair in (logs or {}).items() for part in pair]
+        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow, _PACK(told))
         return [name for name in answer[1].decode().split(",") if name]
 
     async def items_left(self, stage: str) -> int:
@@ -383,6 +390,56 @@ class Frontier:
         with mapped_errors():
             counts: Any = await self.client.hmget(self.keys.totals, [f"{stage}.streamed", f"{stage}.delayed"])
         return sum(int(count or 0) for count in counts)
+
+    async def logs(self) -> frozenset[str]:
+        """Return the names of the retained logs that the shard knows."""
+        with mapped_errors():
+            value: Any = await self.client.hget(self.keys.state, "logs")
+        return frozenset(name.partition("=")[0] for name in _names(value or b""))
+
+    async def trim_logs(self, *, is_full: bool = False) -> tuple[int, bool]:
+        """Remove up to TRIMMED_PER_CALL entries of each retained log that it need not keep; with `is_full` any, the
+        oldest first. Returns how many, and whether there may be more."""
+        answer = await self._run("trim", self.epoch, TRIMMED_PER_CALL, "1" if is_full else "")
+        return answer[1], answer[2] == 1
+
+    async def drop_items(self, stage: str, upto: str, delayed: Sequence[bytes] = ()) -> tuple[int, bool]:
+        """Drop up to DROPPED_PER_CALL items of a stage's stream, the oldest first and none behind the entry `upto`, and
+        these members of `delayed`. Returns how many, and whether there are more.
+
+        Raises:
+            ConfigError: there is no such stage.
+        """
+        answer = await self._run("drop", self.epoch, stage, upto, DROPPED_PER_CALL, _PACK(_as_text(delayed)))
+        if answer[0] == b"UNKNOWN":
+            raise ConfigError(f"there is no stage {stage!r} in this crawl")
+        return answer[1], answer[2] == 1
+
+    async def plan_replay(self, replay_id: str, plan: bytes) -> tuple[str, str]:
+        """Begin a replay (its plan as _replays.lua says): OK, BUSY with the id of another one, MANY, or UNKNOWN."""
+        answer = await self._run("plan", self.epoch, "begin", replay_id, plan)
+        return answer[0].decode(), answer[1].decode() if len(answer) > 1 else ""
+
+    async def cancel_replay(self, replay_id: str) -> None:
+        """End a replay where it is."""
+        await self._run("plan", self.epoch, "cancel", replay_id, "")
+
+    async def count_replay(self, plan: bytes, at: str = "") -> tuple[str, str, int, int]:
+        """Count what a replay would send, one step from behind the entry `at` on.
+
+        Returns:
+            (END: that was the last step, MORE or UNKNOWN; up to which entry; entries looked at; found).
+        """
+        answer = await self._run("plan", self.epoch, "count", at, plan)
+        if answer[0] == b"UNKNOWN":
+            return "UNKNOWN", "", 0, 0
+        _, at_now, looked, found, word = answer
+        return word.decode(), at_now.decode(), looked, found
+
+    async def copy_replay(self, replay_id: str) -> tuple[str, int]:
+        """Do one step of a replay: OK, FULL, HELD, ENDED or OVER, and how many entries were copied."""
+        answer = await self._run("copy", self.epoch, replay_id)
+        return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def throttled(self) -> frozenset[str]:
         """Return the streams that are over their mark."""
@@ -724,7 +781,7 @@ def script_values(settings: Settings) -> list[str]:
     flat: list[str] = []
     for name, setting in SCRIPT_SETTINGS:
         value = getattr(settings, setting)
-        if setting in _DIVIDED:
+        if setting in _DIVIDED and value is not None:
             value = -(-value // settings.shards)
         if setting == "pages_max" and settings.shards > 1:
             continue

@@ -50,6 +50,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
         (r"^stream:[a-z][a-z0-9_]*(@[a-z0-9_]+)?$", "stream", "stream", True),
+        (r"^log:[a-z][a-z0-9_.]*$", "log", "stream", True),
+        (r"^replays$", "replays", "hash", True),
+        (r"^replayed$", "replayed", "hash", True),
         (r"^dead$", "dead", "stream", True),
         (r"^totals$", "totals", "hash", True),
         (r"^state$", "state", "hash", True),
@@ -127,6 +130,9 @@ class Keys(_Prefixed):
         """Of the first shard only, which knows who offers seeds to the crawl."""
         self.grants: Final = self.prefix + "grants"
         """Of the first shard only: pages of `--max-pages` that each shard may fetch."""
+        self.replays: Final = self.prefix + "replays"
+        """Of retained logs into streams, under way."""
+        self.replayed: Final = self.prefix + "replayed"
         self.fetch_stream: Final = self.prefix + "stream:fetch"
 
     def sink_stream(self, sink: str) -> str:
@@ -134,6 +140,9 @@ class Keys(_Prefixed):
 
     def stage_stream(self, stage: str) -> str:
         return f"{self.prefix}stream:{stage}"
+
+    def log(self, name: str) -> str:
+        return f"{self.prefix}log:{name}"
 
     def host(self, host: str) -> str:
         return f"{self.prefix}host:{host}"

@@ -217,6 +217,7 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         lag.stop()
         listening.cancel()
         living.cancel()
+        child.clock.stop()
         asking.cancel()
         await asyncio.gather(listening, living, measuring, asking, return_exceptions=True)
         transport.close()

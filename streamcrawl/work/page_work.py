@@ -57,13 +57,12 @@ from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
-from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
 from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
-from streamcrawl.work.program import PAGE, Program, stored_item
+from streamcrawl.work.program import FETCHED, PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 from streamcrawl.work.traces import request_span, span
@@ -188,14 +187,16 @@ class PageWork:
             self._has_takers = bool(records)
             self._elsewhere = {}
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
-        self._route = (program or Program(settings.name)).router(PAGE, records)
+        described = program or Program(settings.name)
+        self._route = described.router(PAGE, records)
+        retaining = described.router(PAGE, records, log=PAGE)
         self._handlers = {
             label: Handler(
                 function,
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency.most,
                 on_stuck=on_stuck,
-                route=self._route,
+                route=retaining if label in described.retained_pages else self._route,
             )
             for label, function in self._functions.items()
         }

@@ -120,7 +120,7 @@ def changes(before: State, after: State) -> State:
             found[key] = _went_and_came(old, new)
         elif isinstance(old or new, dict):
             old, new = old or {}, new or {}
-            is_parted = key.startswith("stream:") or key == "dead"
+            is_parted = key.startswith(("stream:", "log:")) or key == "dead"
             found[key] = {
                 field: (_went_and_came if is_parted else _pair)(old.get(field), new.get(field))
                 for field in sorted(old.keys() | new.keys())
@@ -242,6 +242,14 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             expect(f"{sink}.bytes", totals.get(f"{sink}.bytes", 0), sum(map(_size, items)))
         expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)
         expect(f"{sink}.created", totals.get(f"{sink}.created", 0), waiting + totals.get(f"{sink}.done", 0))
+
+    for name in (one.partition("=")[0] for one in str(fields.get("logs", "")).split(",") if one):
+        entries = state.get(f"log:{name}", {}).get("entries", [])
+        created, expired, trimmed, size = (
+            totals.get(f"log:{name}.{word}", 0) for word in ("created", "expired", "trimmed", "bytes")
+        )
+        expect(f"log {name}", created - expired - trimmed, len(entries))
+        expect(f"log {name} bytes", size, sum(_size(entry["item"]) + _size(entry["url"]) + 64 for entry in entries))
 
     for (url, kind), where in places.items():
         if len(where) > 1:

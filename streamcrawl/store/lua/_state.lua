@@ -12,7 +12,7 @@ local S = {}
 do
   local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'delay_factor', 'delay_max_ms', 'demotion_max', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
     'frontier_max', 'revisit_ms', 'seeds_max', 'sink_max', 'sink_max_bytes', 'crashes_max', 'slots', 'paused', 'stopped',
-    'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages', 'by_domain'}
+    'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages', 'by_domain', 'logs'}
   local values = call('HMGET', KEYS[1], unpack(names))
   for i = 1, #names do S[names[i]] = values[i] or nil end
 end

@@ -17,7 +17,7 @@
 --            turns, or while it fails among its probes
 --         {'BEHIND'}  more than 1,000 entries came after `walked`: walk on, and ask again
 --         {'GONE'}
--- Derives all keys of the frontier and `stream:fetch:<sink>`, `stream:<stage>`. Reads only (but for the clock). Repeat: harmless.
+-- Derives all keys of the frontier and `stream:fetch:<sink>`, `stream:<stage>`, `log:<name>`. Reads only (but for the clock). Repeat: harmless.
 -- include _state
 -- include _hosts
 -- include _recount
@@ -28,12 +28,17 @@ local streams, sinks = {}, call('HGET', KEYS[1], 'sinks') or ''
 local names = {'stream:fetch'}
 for name in string.gmatch(sinks, '[^,]+') do names[#names + 1] = 'stream:fetch:' .. name end
 for name in string.gmatch(S.stages or '', '[^,]+') do names[#names + 1] = 'stream:' .. name end
+for name in string.gmatch(S.logs or '', '([^=,]+)=') do names[#names + 1] = 'log:' .. name end
 for i = 1, #names do
   local length = call('XLEN', P .. names[i])
-  local pending = redis.pcall('XPENDING', P .. names[i], 'workers')
   streams[#streams + 1] = names[i]
   streams[#streams + 1] = length
-  streams[#streams + 1] = pending.err and -1 or pending[1]
+  if string.sub(names[i], 1, 4) == 'log:' then
+    streams[#streams + 1] = 0
+  else
+    local pending = redis.pcall('XPENDING', P .. names[i], 'workers')
+    streams[#streams + 1] = pending.err and -1 or pending[1]
+  end
 end
 local of_host, of_domain, flat_lines, stream_hosts, is_asked = {}, {}, {}, {}, {}
 for line, n in pairs(lines) do flat_lines[#flat_lines + 1] = line flat_lines[#flat_lines + 1] = n end

@@ -23,7 +23,7 @@
 --                 continued sitemap: {delay_ms, level, task}: the rest of it later, no attempt counted
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
---   items         stage or sink, record, …; for a stage `["Type",item]`
+--   items         stage, sink or retained log, record, …; for a stage `["Type",item]`; for a log see _items.lua
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
@@ -41,7 +41,8 @@
 --           INVALID     malformed, or of another host or line than the entry: nothing was written for it; the caller
 --                       makes it a dead letter
 --         {'GONE'}
--- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:<stage>`, `stream:fetch:<sink>`.
+-- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:<stage>`, `stream:fetch:<sink>`,
+-- `log:<name>`.
 -- Repeat: harmless, LEASE_LOST.
 --
 -- One script, because two calls leave a gap: acknowledge first and a crash forgets the links, offer first and a crash
@@ -250,11 +251,12 @@ for n = 4, #ARGV do
     local links, left_out = c[9], c[11] or {}
     for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
-    emit(c[10], is_text(c[15]) and c[15] or c[2], touched)
+    emit(c[10], is_text(c[15]) and c[15] or c[2], touched, 'page')
     words[#words + 1] = 'DONE'
   end
 end
 watch_marks(touched)
+trim_written()
 stop_when_full()
 if is_answered then call('HSET', KEYS[1], 'answered_at', now) end
 flush_seen()

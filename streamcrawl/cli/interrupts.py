@@ -18,8 +18,8 @@ _Result = TypeVar("_Result")
 def run(command: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to its end, as `asyncio.run` does.
 
-    asyncio cancels it once at Ctrl-C, and redis-py takes a cancellation that meets one of its commands in the wrong
-    moment for an error of the connection (Python 3.11): a `drain` that waits for hours would wait on.
+    asyncio cancels it once at Ctrl-C, and whatever the command awaits may lose that one (a driver that awaits by
+    asyncio.wait_for does before Python 3.12): a command that waits for hours would wait on.
 
     Raises:
         KeyboardInterrupt: it was interrupted, and ended by that.

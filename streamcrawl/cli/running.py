@@ -166,15 +166,6 @@ class Running:
         self.stop_feeding.set()
         self._supervisor.stop()
 
-    def end_when_told(self) -> None:
-        """Raise CancelledError when a signal has come: its own may have been swallowed.
-
-        redis-py awaits by asyncio.wait_for, which loses a cancellation that comes with the answer (Python 3.11,
-        gh-86296; mended in 3.12).
-        """
-        if self._signals:
-            raise asyncio.CancelledError
-
     @asynccontextmanager
     async def watched(self, settings: Settings) -> AsyncIterator[None]:
         """Show metrics as long as the block runs, where that was asked for; also while there are no workers yet.
@@ -207,7 +198,6 @@ class Running:
         """
         sinks = await self._without_written_elsewhere(job)
         # The last question to the store was asked: a signal that comes from here on is the supervisor's.
-        self.end_when_told()
         self._grace_ms = job.settings.grace_ms
         self._supervisor = Supervisor(
             job.store.url,

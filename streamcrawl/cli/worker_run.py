@@ -187,7 +187,6 @@ class _Worker(Running):
         patience = Patience("waiting", self.log)
         is_told = False
         while True:
-            self.end_when_told()
             state = await until_answered(lambda: read_state(store.client, self._name), patience)
             if "epoch" in state and (stored := read_stored(state)) is not None:
                 return stored

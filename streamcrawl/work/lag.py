@@ -42,11 +42,7 @@ class ServerClock:
         self._stop.set()
 
     async def run(self, client: Redis) -> None:
-        """Look at it now and then, until stopped. If this dies, waits are told by what was known last.
-
-        A cancellation alone would not do: redis-py may take it for an error of the connection (Python 3.11), and the
-        process of a child that ends would wait for this loop for ever.
-        """
+        """Look at it now and then, until stopped. If this dies, waits are told by what was known last."""
         while not self._stop.is_set():
             try:
                 asked = time.monotonic()

@@ -21,6 +21,7 @@ from streamcrawl.store.connection import (
     NoScript,
     check_server,
     connect,
+    connect_like,
     map_error,
     mapped_errors,
     memory_usage,
@@ -447,6 +448,39 @@ async def test_more_calls_than_connections_wait_for_one_instead_of_failing(
         calls = [client.incr(crawl_name) for _ in range(20 * connection.CONNECTIONS_MAX)]
         assert sorted(await asyncio.gather(*calls)) == list(range(1, len(calls) + 1))
         await client.delete(crawl_name)
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("kind", ["tcp", "unix", "tls", "copy"])
+async def test_cancellation_is_not_lost_whenever_it_comes(kind: str, is_connected: bool, tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    tls = certificate.options | {"tls-port": str(free_port())} if kind == "tls" else {}
+    with RedisServer(binary="system", unix=kind == "unix", options=FAST | tls) as server:
+        url = f"rediss://127.0.0.1:{tls['tls-port']}?ssl_ca_certs={certificate.path}" if tls else server.url
+        async with client_of(url) as first:
+            client = connect_like(first) if kind == "copy" else first
+
+            async def commands() -> None:
+                for _ in range(3):
+                    await client.time()
+
+            lost = []
+            for turns in range(24):
+                if is_connected:
+                    await client.ping()
+                else:
+                    await client.connection_pool.disconnect()
+                calling = asyncio.create_task(commands())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                is_under_way = calling.cancel()
+                await asyncio.wait((calling,))
+                if is_under_way and not calling.cancelled():
+                    lost.append(turns)
+                # Nor is the answer of the command that was cancelled taken for that of the next one.
+                assert await client.echo(str(turns)) == str(turns).encode()
+            await client.aclose()
+    assert lost == [], "the turns of the loop after which a cancellation did nothing"
 
 
 # -- servers

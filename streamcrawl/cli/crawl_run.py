@@ -33,6 +33,7 @@ from streamcrawl.cli.opening import (
     tell_flow,
 )
 from streamcrawl.cli.options import given_settings, place_of
+from streamcrawl.cli.resting import refuse_while_at_work
 from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
 from streamcrawl.errors import ConfigError, ExitCode
@@ -41,12 +42,12 @@ from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.proxies import check_proxied, parse_proxies
 from streamcrawl.rules.revisit import check_rounds
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
-from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
+from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, make_settings
 from streamcrawl.sinks.targets import DEFAULT_ENDING, delete_files, read_target
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, sink_stream, stage_stream
 from streamcrawl.store.shards import Shards, delete_crawl, identity_in, open_crawl
-from streamcrawl.store.tuning import Tuned, differences, encode_given, read_tuned, settings_of, tune
+from streamcrawl.store.tuning import differences, encode_given, read_tuned, settings_of, tune
 from streamcrawl.work.nursery import early_nursery
 from streamcrawl.work.program import load_program
 from streamcrawl.work.seeds import (
@@ -331,7 +332,7 @@ class _Crawl(Running):
         check_proxied(after)
         if "one_round" in changes:
             check_rounds(after)
-        await self._refuse_while_at_work(crawl, before, changes)
+        await refuse_while_at_work(crawl, name, before, changes, lambda field: changes[field].source)
         tuned, _ = await tune(crawl, name, changes)
         settings = settings_of(crawl, name, tuned.given, **local)
         check_memory(store, settings)
@@ -350,23 +351,6 @@ class _Crawl(Running):
             return settings, version
         tuned, _ = await tune(crawl, self._name, {"contact": Given(named, "the answer at its beginning")})
         return msgspec.structs.replace(settings, contact=named), tuned.version
-
-    async def _refuse_while_at_work(self, crawl: Shards, before: Tuned, changes: Mapping[str, Given]) -> None:
-        """Raise ConfigError when a setting would change that must not while workers are alive."""
-        default = make_settings(self._name, {})
-        for setting in fields_of(SettingClass.RESTING):
-            if setting not in changes:
-                continue
-            value = before.given[setting].value if setting in before.given else getattr(default, setting)
-            if changes[setting].value == value:
-                continue
-            status = await read_status(crawl.client, self._name)
-            if any(worker.beat_age_ms < status.lease_ms for worker in status.workers):
-                asked, now = show_value(setting, changes[setting].value), show_value(setting, value)
-                raise ConfigError(
-                    f"{changes[setting].source} {asked}: crawl {self._name!r} is at work with {now}, and "
-                    f"{CLASSES[setting][1]}; stop its workers first, or leave it out"
-                )
 
     async def _feed(self, seeds: SeedLoop, again: Callable[[], SeedLoop | None]) -> None:
         await seeds.run(self.stop_feeding)

@@ -12,9 +12,9 @@ import msgspec
 
 from streamcrawl.cli import interrupts
 from streamcrawl.cli.options import write
+from streamcrawl.cli.resting import refuse_while_at_work
 from streamcrawl.cli.store import existing_store
 from streamcrawl.errors import ConfigError, ExitCode
-from streamcrawl.ops.status import counted, read_status
 from streamcrawl.settings import (
     CLASSES,
     Given,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamcrawl.settings import Settings
-    from streamcrawl.store.shards import Shards
     from streamcrawl.store.tuning import Tuned
 
 SOURCE: Final = "settings set"
@@ -96,7 +95,7 @@ def set_settings(name: str, redis_url: str | None, texts: Sequence[str], *, is_j
             crawl = await join_crawl(store.client, name)
             before = await read_tuned(crawl)
             old = settings_of(crawl, name, before.given)
-            await _refuse_while_at_work(crawl, name, changes)
+            await refuse_while_at_work(crawl, name, before, changes, key_of)
             return before, old, *await tune(crawl, name, changes)
 
     before, old, now, settings = interrupts.run(change())
@@ -142,16 +141,3 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Given | None]:
             raise ConfigError(f"{key_of(field)} is given twice")
         changes[field] = Given(parse_setting(key, value)[1], SOURCE) if value.strip() else None
     return changes
-
-
-async def _refuse_while_at_work(crawl: Shards, name: str, changes: dict[str, Given | None]) -> None:
-    resting = [field for field in changes if CLASSES[field][0] is SettingClass.RESTING]
-    if not resting:
-        return
-    status = await read_status(crawl.client, name)
-    alive = [worker for worker in status.workers if status.lives(worker)]
-    if alive:
-        raise ConfigError(
-            f"{key_of(resting[0])} changes only while no worker is alive ({CLASSES[resting[0]][1]}): stop "
-            f"{counted(len(alive), 'worker')} first"
-        )

@@ -227,7 +227,7 @@ class _Cancellable(AbstractConnection):
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         task = asyncio.current_task()
         before = task.cancelling() if task is not None else 0
-        await super().send_packed_command(*args, **options)  # type: ignore[no-untyped-call]
+        await super().send_packed_command(*args, **options)
         if task is not None and task.cancelling() > before:
             await self.disconnect(
                 nowait=True

@@ -442,7 +442,7 @@ async def test_settings_that_cannot_be_set_are_refused_with_the_reason(
     for change, why in (
         ("shards=4", "shards is fixed when the crawl is created ("),
         ("pages_max=0", "the least is 1"),
-        ("lease=5s", "lease changes only while no worker is alive ("),
+        ("lease=5s", "lease 5s: crawl "),
     ):
         refused = command.run("settings", "set", crawl_name, "timeout=1s", change, "--redis", redis_server.url)
         assert refused.code == ExitCode.USAGE

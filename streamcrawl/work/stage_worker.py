@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import stage_stream
-from streamcrawl.store.restarts import restarts_of
 from streamcrawl.work.adapt import slots_at_first
 from streamcrawl.work.commit import StageCommitLoop
 from streamcrawl.work.due import DueLoop
 from streamcrawl.work.meters import STAGE
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.program import load_program
-from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
 from streamcrawl.work.traces import open_traces
-from streamcrawl.work.worker import Over, adapting, be_replaced, run_loops
+from streamcrawl.work.worker import Over, adapting, be_replaced, read_into, run_loops
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -97,30 +95,14 @@ async def run_stage(child: Child) -> None:
             log=child.log,
             traces=traces,
         )
-        read = ReadLoop(
-            crawl,
-            child.reader,
-            spec.consumer,
-            child.board,
-            lease_ms=settings.lease_ms,
-            free=slots.free,
-            wait_free=slots.wait_free,
-            put=slots.put,
-            on_outage=work.seen.clear,
-            log=child.log,
-            stream=stage_stream(stage.line),
-            held=held,
-        )
+        read = read_into(child, slots, work.seen.clear, stream=stage_stream(stage.line), held=held)
 
         def apply(now: Settings) -> None:
             work.apply(now, Scope.from_state(now, spec.scope))
 
-        child.on_lost, child.on_settings = slots.lose, apply
+        child.on_settings = apply
         if child.settings is not settings:
             apply(child.settings)
-        for client in (child.client, child.reader):
-            restarts_of(client).listen(work.seen.clear)
-            restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
         await run_loops(
             child,

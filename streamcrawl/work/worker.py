@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
+from streamcrawl.store.frontier import FETCH_STREAM
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from streamcrawl.settings import Settings, SlotLimits
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.child import Child
+    from streamcrawl.work.read import HeldBack
 
 DISPATCH_MAX: Final = 100
 """Tasks moved by one call at most: 100 take about a millisecond of the server."""
@@ -140,29 +142,14 @@ async def run_worker(child: Child) -> None:
             log=child.log,
             traces=traces,
         )
-        read = ReadLoop(
-            crawl,
-            child.reader,
-            spec.consumer,
-            child.board,
-            lease_ms=settings.lease_ms,
-            free=slots.free,
-            wait_free=slots.wait_free,
-            put=slots.put,
-            on_outage=work.seen.clear,
-            log=child.log,
-        )
+        read = read_into(child, slots, work.seen.clear)
         feeding = [
             *(loop for shard in shards for loop in (shard.dispatch, shard.due, shard.revisit)),
             *adapting(child, slots, limits, lambda: any(shard.dispatch.is_throttled for shard in shards)),
         ]
-        child.on_lost, child.on_settings = slots.lose, apply
+        child.on_settings = apply
         if child.settings is not settings:
             apply(child.settings)
-        for client in (child.client, child.reader):
-            # An outage may pass without an error: redis-py replaces a connection that was closed while it was idle.
-            restarts_of(client).listen(work.seen.clear)
-            restarts_of(client).listen(read.note_restart)
         child.event(event="ready")
         watching = asyncio.create_task(stalls.run(), name="StallWatch")
         try:
@@ -179,6 +166,42 @@ async def run_worker(child: Child) -> None:
             )
         finally:
             watching.cancel()
+
+
+def read_into(
+    child: Child,
+    slots: Slots,
+    forget: Callable[[], None],
+    *,
+    stream: str = FETCH_STREAM,
+    held: HeldBack | None = None,
+) -> ReadLoop:
+    """Return the loop that reads what the slots work at, which from now on hear what they have lost.
+
+    Args:
+        forget: Called when the store may have lost what this worker believes to be in it.
+        stream: As of ReadLoop, and held too.
+    """
+    read = ReadLoop(
+        child.crawl,
+        child.reader,
+        child.spec.consumer,
+        child.board,
+        lease_ms=child.spec.settings.lease_ms,
+        free=slots.free,
+        wait_free=slots.wait_free,
+        put=slots.put,
+        on_outage=forget,
+        log=child.log,
+        stream=stream,
+        held=held,
+    )
+    child.on_lost = slots.lose
+    for client in (child.client, child.reader):
+        # An outage may pass without an error: redis-py replaces a connection that was closed while it was idle.
+        restarts_of(client).listen(forget)
+        restarts_of(client).listen(read.note_restart)
+    return read
 
 
 async def run_loops(

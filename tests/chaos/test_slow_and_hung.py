@@ -80,7 +80,7 @@ async def test_slow_handler_keeps_its_lease(
     with run.crawl as crawl:
         crawl.start()
         # The GIL is held in several runs, of which the last is long enough.
-        assert await crawl.wait(30 + 5 * SLOW_S) == ExitCode.DONE, crawl.log
+        assert await crawl.wait(75 + 5 * SLOW_S) == ExitCode.DONE, crawl.log
         assert run.calls() == {url: 1}
         assert run.output() == [url]
         assert all(record.get("held_s", SLOW_S) >= SLOW_S for record in crawl.records())

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from streamcrawl.ops.audit import audit
 from streamcrawl.rules.scope import Scope, sitemap_fingerprint
-from streamcrawl.rules.task import CrawlTask, Kind
+from streamcrawl.rules.task import CrawlTask, Kind, decode_task
 from streamcrawl.rules.urls import canonical_url, split_url
 from streamcrawl.settings import CLASSES, Given, SettingClass, make_settings
 from streamcrawl.store.connection import connect
@@ -67,6 +67,7 @@ class DeadLetter(NamedTuple):
     reason: str
     error: str
     last_status: str
+    attempt: int
 
 
 class CrawlRun:
@@ -135,8 +136,9 @@ class CrawlRun:
             raw += found
         for _, fields in raw:
             text = {field.decode(): value.decode() for field, value in fields.items()}
-            _, _, kind, path, *_ = msgspec.json.decode(text["task"])
-            letters.append(DeadLetter(text["host"] + path, kind, text["reason"], text["error"], text["last_status"]))
+            task = decode_task(text["host"], text["level"], fields[b"task"])
+            end = text["reason"], text["error"], text["last_status"]
+            letters.append(DeadLetter(task.url, task.kind.value, *end, task.attempt))
         return letters
 
     async def check(self) -> None:

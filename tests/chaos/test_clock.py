@@ -31,7 +31,8 @@ TAKEN_BACK_S = 5 * LEASE_S
 END_S = 300 if IS_FULL else 90
 
 
-@pytest.mark.parametrize("binary", found_binaries())
+# A server's clock is the same to every build; what scripts make of it is tested with each (test_store_clock.py).
+@pytest.mark.parametrize("binary", found_binaries() if IS_FULL else found_binaries()[:1])
 async def test_clock_jumps_forth_and_back_and_a_machine_dies(binary: Binary, tmp_path: Path, crawl_name: str) -> None:
     # Slow pages and more hosts than are fetched at a time: both machines always have something in hand.
     spec = SiteSpec(hosts=12, pages_per_host=60 if IS_FULL else 24, links=12, latency_ms=300)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 LEASE_S = 3 if IS_FULL else 1
-SLOW_S = 20 if IS_FULL else 3 * LEASE_S
+SLOW_S = 20 if IS_FULL else 2 * LEASE_S
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDE = SiteSpec(hosts=4, pages_per_host=1_000_000, links=200)
 """Nearly every link of a page is new: 200 for each that is fetched."""
-MEMORY_BYTES = 24_000_000
+MEMORY_BYTES = 12_000_000
 OVERSHOOT_BYTES = 4_000_000
 """What is in flight when the mark is seen still brings its links: 64 slots, 200 links of 250 bytes each."""
 SAMPLE_S = 0.05

@@ -1,11 +1,13 @@
 """`python -m benchmarks`: the short benchmarks one after the other; `--list` names all of them.
 
-Each prints its JSON line as it ends. The exit code is 1 when one of them failed.
+Each prints its JSON line as it ends. The exit code is 1 when one of them failed. `python -m benchmarks NAME …` runs one
+of them with options of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,9 +32,17 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
+    "peers": Benchmark(
+        "What does a page cost with streamcrawl, and with Scrapy, crawlee and others?",
+        ("--pages", "1000", "--rounds", "1"),
+        "2 min",
+    ),
+    "processes": Benchmark("How much faster are two processes than one?", None, "2 min"),
+    "soak": Benchmark("Does a worker grow over a million pages?", None, "30 min"),
     "queue_cost": Benchmark("What does a task on TaskQueue cost? (against others: --others)", (), "15 s"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
+    "conformance.sitemaps": Benchmark("What is found in sitemaps, good and broken? (wants --data)", None, "10 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),
     "bare_loop": Benchmark("What is the least a page can cost? (page_cost runs it)", None, "with a site"),
     "site": Benchmark("The site itself, to be crawled by hand.", None, "until Ctrl-D"),
@@ -40,13 +50,20 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
 
 
 def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] in BENCHMARKS:
+        del sys.argv[0]
+        runpy.run_module(f"benchmarks.{sys.argv[0]}", run_name="__main__", alter_sys=True)
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the short benchmarks.")
     parser.add_argument("--list", action="store_true", help="name all benchmarks and end")
+    parser.add_argument("name", nargs="?", help="run this one, with the options after it")
     options = parser.parse_args()
+    if options.name is not None:
+        parser.error(f"there is no benchmark {options.name!r}; --list names all")
     if options.list:
         for name, benchmark in BENCHMARKS.items():
             mark = " " if benchmark.short_arguments is None else "*"
-            print(f"{mark} python -m benchmarks.{name:16} {benchmark.duration:13} {benchmark.question}")
+            print(f"{mark} python -m benchmarks {name:20} {benchmark.duration:13} {benchmark.question}")
         print("(* runs with `python -m benchmarks`; each takes --help)")
         return
     failed = False

@@ -2,8 +2,9 @@
 
 aiohttp on uvloop, selectolax, canonical URLs by can_ada, a set of what was seen and a deque of what is to do: what a
 good programmer writes in an afternoon and throws away. It keeps a title per page and nothing else: it forgets all when
-it dies, and has no politeness, robots.txt, retries, limits or output. It reads the whole body, decodes what it is told,
-takes off fragments and compares canonical URLs, because without these it would not fetch the same pages.
+it dies, and has no politeness, robots.txt, retries or limits, and output only when it is done. It reads the
+whole body, decodes what it is told, takes off fragments and compares canonical URLs, because without these it would not
+fetch the same pages.
 
     python -m benchmarks.bare_loop http://127.0.0.1:8000/
 
@@ -18,6 +19,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from pathlib import Path
 
 import aiohttp
 import can_ada
@@ -71,10 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare_loop", description="Crawl with next to nothing.")
     parser.add_argument("root_url")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="at its end write URL and title of each page here")
     parser.add_argument("--any-host", action="store_true", help="follow links to other hosts too")
     options = parser.parse_args()
     began_s, cpu_began_s = time.monotonic(), time.process_time()
     titles = uvloop.run(crawl(options.root_url, concurrency=options.concurrency, is_any_host=options.any_host))
+    if options.output is not None:
+        with options.output.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps({"url": url, "title": title}) + "\n" for url, title in titles.items())
     cpu_s, wall_s = time.process_time(), time.monotonic() - began_s
     print(
         json.dumps(

@@ -25,9 +25,7 @@ import http.server
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +36,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
+
+from benchmarks.nginx import claim_port, find_nginx, running, wait_until_listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,8 +53,6 @@ DEFAULT_ROOTS: Final = (
 SHOWN_MAX: Final = 20
 """Differences written out; the numbers of all are in the JSON line."""
 
-READY_TIMEOUT_S: Final = 10.0
-STOP_TIMEOUT_S: Final = 10.0
 CRAWL_TIMEOUT_S: Final = 1800.0
 
 # -- what is there: the files, read without the crawler ---------------------------------------------------------------
@@ -169,22 +167,6 @@ def traverse(sites: Mapping[str, Path]) -> set[str]:
 
 # -- the ordinary web server ------------------------------------------------------------------------------------------
 
-_NGINX_MAIN: Final = """\
-daemon off;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 1024; }}
-http {{
-    types {{ text/html html htm; text/plain txt; text/css css; application/javascript js; image/png png;
-            image/svg+xml svg; image/gif gif; application/xml xml; }}
-    default_type application/octet-stream;
-    log_format short '"$request" $status';
-    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-    sendfile on; keepalive_timeout 60; keepalive_requests 100000;
-{servers}}}
-"""
 _NGINX_SERVER: Final = """\
     server {{ listen {address}:{port}; root "{root}"; index index.html; access_log {log} short; }}
 """
@@ -194,27 +176,6 @@ _REQUEST: Final = re.compile(r'"GET (\S+) HTTP/[\d.]+" \d{3}')
 def origin_of(position: int, port: int) -> str:
     """Return where the folder at this position of the list is served: each on an address of its own."""
     return f"http://127.0.0.{position + 1}:{port}"
-
-
-def _claim_port(count: int, port: int) -> int:
-    """Return a port that nobody uses on the first `count` loopback addresses: the given one, or any for 0.
-
-    Asked before the server starts: of a port that is taken, a probe would find somebody listening and call it ours.
-    """
-    while True:
-        with contextlib.ExitStack() as stack:
-            chosen = port
-            try:
-                for position in range(count):
-                    probe = stack.enter_context(socket.socket())
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((f"127.0.0.{position + 1}", chosen))
-                    chosen = probe.getsockname()[1]
-            except OSError as error:
-                if port:
-                    raise SystemExit(f"port {port} cannot be used on 127.0.0.{position + 1}: {error}") from error
-                continue
-            return chosen
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -237,38 +198,25 @@ def served(roots: Sequence[Path], port: int, folder: Path) -> Iterator[str]:
 
     `folder` takes the configuration and the logs: `access-<position>.log`, from which `requests_of` reads.
     """
-    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+    nginx = find_nginx()
     with contextlib.ExitStack() as stack:
         if nginx is not None:
-            _start_nginx(nginx, roots, port, folder, stack)
+            stack.enter_context(running(nginx, _servers_text(roots, port, folder), folder))
         else:
             for position, root in enumerate(roots):
                 _start_http_server(root, f"127.0.0.{position + 1}", port, folder / f"access-{position}.log", stack)
         for position in range(len(roots)):
-            _wait_until_listening(f"127.0.0.{position + 1}", port, folder)
+            wait_until_listening(f"127.0.0.{position + 1}", port, folder)
         yield "nginx" if nginx is not None else "http.server"
 
 
-def _start_nginx(nginx: str, roots: Sequence[Path], port: int, folder: Path, stack: contextlib.ExitStack) -> None:
-    servers = "".join(
+def _servers_text(roots: Sequence[Path], port: int, folder: Path) -> str:
+    return "".join(
         _NGINX_SERVER.format(
             address=f"127.0.0.{position + 1}", port=port, root=root.resolve(), log=folder / f"access-{position}.log"
         )
         for position, root in enumerate(roots)
     )
-    configuration = folder / "nginx.conf"
-    configuration.write_text(_NGINX_MAIN.format(folder=folder, servers=servers))
-    process = subprocess.Popen([nginx, "-p", str(folder), "-c", str(configuration), "-e", str(folder / "error.log")])
-
-    def stop() -> None:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    stack.callback(stop)
 
 
 def _start_http_server(root: Path, address: str, port: int, log: Path, stack: contextlib.ExitStack) -> None:
@@ -280,21 +228,6 @@ def _start_http_server(root: Path, address: str, port: int, log: Path, stack: co
     stack.callback(thread.join)
     stack.callback(server.server_close)
     stack.callback(server.shutdown)
-
-
-def _wait_until_listening(address: str, port: int, folder: Path) -> None:
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex((address, port)) == 0:
-                return
-        if time.monotonic() > deadline_s:
-            errors = folder / "error.log"
-            reason = errors.read_text()[-1000:] if errors.exists() else "it wrote no error"
-            raise RuntimeError(
-                f"the web server does not listen on {address}:{port} after {READY_TIMEOUT_S} s: {reason}"
-            )
-        time.sleep(0.02)
 
 
 def requests_of(folder: Path, sites: Sequence[str]) -> Counter[str]:
@@ -371,7 +304,8 @@ def main() -> None:
     if options.jsonl is not None and not options.port:
         raise SystemExit("--jsonl needs the --port on which that crawl found the pages")
     # Pages of an earlier crawl are compared by their URLs alone; nobody needs to be able to listen there.
-    port = options.port if options.jsonl is not None else _claim_port(len(roots), options.port)
+    addresses = [f"127.0.0.{position + 1}" for position in range(len(roots))]
+    port = options.port if options.jsonl is not None else claim_port(addresses, options.port)
     sites = {origin_of(position, port): root for position, root in enumerate(roots)}
     seeds = [origin + "/" for origin in sites]
     result: dict[str, Any] = {"benchmark": "docs_site", "hosts": len(sites)}

@@ -223,7 +223,9 @@ async def measure(urls: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the commands on a crawl of a million URLs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.million", description="Measure the commands on a crawl of a million URLs."
+    )
     parser.add_argument("--urls", type=int, default=URLS, help="URLs of the crawl (default: %(default)s)")
     options = parser.parse_args()
     figures = asyncio.run(measure(options.urls))

@@ -33,6 +33,8 @@ from benchmarks.site import SiteProcess, SiteReport, SiteSpec, add_spec_options,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.nginx import NginxSite
+
 BARE: Final = "bare"
 CRAWL: Final = "crawl"
 SIDES: Final = (BARE, CRAWL)
@@ -50,7 +52,7 @@ class Run:
     """Why the figure does not count; empty when it does."""
 
 
-def command_of(side: str, site: SiteProcess, output: Path, crawl_arguments: list[str]) -> list[str]:
+def command_of(side: str, site: SiteProcess | NginxSite, output: Path, crawl_arguments: list[str]) -> list[str]:
     """Return the command line of a side."""
     is_any_host = site.spec.hosts > 1
     if side == BARE:
@@ -77,15 +79,16 @@ def run_side(side: str, site: SiteProcess, crawl_arguments: list[str]) -> Run:
         command = command_of(side, site, output, crawl_arguments)
         usage = measure(command, folder=folder, output=Path(name, "stdout"))
         served = site.report()
-        faults = list(_faults_of(usage, served, site.spec))
+        faults = list(faults_of(usage, served, site.spec))
         if side == CRAWL and not faults:
-            faults += _faults_of_output(output, site)
+            faults += faults_of_output(output, site)
     for fault in faults:
         print(f"{side}: {fault}", file=sys.stderr)
     return Run(usage, served, tuple(faults))
 
 
-def _faults_of(usage: TreeUsage, served: SiteReport, spec: SiteSpec) -> list[str]:
+def faults_of(usage: TreeUsage, served: SiteReport, spec: SiteSpec) -> list[str]:
+    """Return why a run does not count, by its processes and the site's log; empty when it does."""
     faults = []
     if usage.exit_code:
         faults.append(f"ended with exit code {usage.exit_code}")
@@ -102,7 +105,8 @@ def _faults_of(usage: TreeUsage, served: SiteReport, spec: SiteSpec) -> list[str
     return faults
 
 
-def _faults_of_output(output: Path, site: SiteProcess) -> list[str]:
+def faults_of_output(output: Path, site: SiteProcess | NginxSite) -> list[str]:
+    """Return why an output does not count: not each page once."""
     with output.open("rb") as lines:
         written = Counter(json.loads(line)["url"] for line in lines)
     if written == Counter(site.urls()):

@@ -7,7 +7,8 @@ An embedded redis-server is a grandchild and counts whether its parent reaps it 
 process that ignores SIGCHLD: the kernel then drops the time of its children. `unwaited_cpu_s` shows such a loss.)
 
 How it is split: /proc is sampled five times a second and the last value of each process kept, by role. A process's
-last fifth of a second is missed, so the split explains the total and never replaces it: what it misses is named.
+last fifth of a second is missed, so the split explains the total and never replaces it: what it misses is named. The
+same samples give the memory.
 
 Linux only. `python -m benchmarks.process_tree --check` measures a tree of known cost and exits 1 if a part is lost.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 SAMPLE_MS: Final = 200
@@ -41,6 +42,7 @@ ORPHAN_GRACE_S: Final = 10.0
 
 TIMEOUT_S: Final = 600.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+REDIS: Final = "redis"
 _ROLES: Final = {"crawl-fetch": "worker", "crawl-sink": "sink", "crawl-nursery": "nursery"}
 """By the names that streamcrawl gives its processes (work/nursery.py)."""
 
@@ -53,6 +55,8 @@ class ProcessUsage:
     role: str
     cpu_s: float
     command: str
+    memory_bytes: int
+    """The most that a sample saw, each page shared with others counted as its share (PSS)."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class TreeUsage:
     """What samples saw beyond `cpu_s`: more than 0 means that a process was never waited for and `cpu_s` is too low."""
     left_behind: list[str] = field(default_factory=list)
     """Commands that had to be killed after the command had ended."""
+    memory_peak_bytes: int = 0
+    """The most that all processes but a redis-server held at one sample (PSS, so that what they share counts once)."""
     processes: list[ProcessUsage] = field(default_factory=list)
 
 
@@ -98,6 +104,7 @@ class _Sample:
     cpu_s: float
     command: list[str]
     is_root: bool
+    memory_bytes: int = 0
 
 
 class _Sampler:
@@ -106,28 +113,47 @@ class _Sampler:
     def __init__(self, root_pid: int) -> None:
         self._root_pid = root_pid
         self.seen: dict[tuple[int, int], _Sample] = {}
+        self.memory_peak_bytes = 0
 
     def sample(self) -> list[int]:
         """Look at the tree once; return the pids in it that are alive, zombies left out."""
-        parents: dict[int, tuple[int, str, float, int]] = {}
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and (state := _read_stat(int(name))) is not None:
-                parents[int(name)] = state
-        children: dict[int, list[int]] = {}
-        for pid, (parent, *_) in parents.items():
-            children.setdefault(parent, []).append(pid)
-        alive, pending = [], list(children.get(os.getpid(), ()))
-        while pending:
-            pid = pending.pop()
-            pending += children.get(pid, ())
-            _, letter, cpu_s, started = parents[pid]
+        alive = []
+        together_bytes = 0
+        for pid, letter, cpu_s, started in _states_below(os.getpid()):
             known = self.seen.setdefault((pid, started), _Sample(0.0, [], pid == self._root_pid))
             known.cpu_s = cpu_s
             # A zombie has no command line left, and a server may rename itself after its start.
             known.command = _read_command(pid) or known.command
             if letter not in "ZX":
                 alive.append(pid)
+                held_bytes = _read_memory(pid)
+                known.memory_bytes = max(known.memory_bytes, held_bytes)
+                if role_of(known.command, is_root=known.is_root) != REDIS:
+                    together_bytes += held_bytes
+        self.memory_peak_bytes = max(self.memory_peak_bytes, together_bytes)
         return alive
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """Return the processes that now descend from one, itself first, with what each does (`role_of`)."""
+    below = (child for child, letter, _, _ in _states_below(pid) if letter not in "ZX")
+    return [(one, role_of(_read_command(one), is_root=one == pid)) for one in (pid, *below)]
+
+
+def _states_below(root: int) -> Iterator[tuple[int, str, float, int]]:
+    """Yield pid, state letter, CPU seconds and start time of every descendant of a process."""
+    states: dict[int, tuple[int, str, float, int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (state := _read_stat(int(name))) is not None:
+            states[int(name)] = state
+    children: dict[int, list[int]] = {}
+    for pid, (parent, *_) in states.items():
+        children.setdefault(parent, []).append(pid)
+    pending = list(children.get(root, ()))
+    while pending:
+        pid = pending.pop()
+        pending += children.get(pid, ())
+        yield pid, *states[pid][1:]
 
 
 def _read_stat(pid: int) -> tuple[int, str, float, int] | None:
@@ -139,6 +165,16 @@ def _read_stat(pid: int) -> tuple[int, str, float, int] | None:
     # The name in parentheses may hold spaces and parentheses itself; what follows the last one is regular.
     fields = text[text.rindex(")") + 2 :].split()
     return int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19])
+
+
+def _read_memory(pid: int) -> int:
+    """Return the proportional set size of a process; 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0 kB")
+    return int(line.split()[1]) * 1024
 
 
 def _read_command(pid: int) -> list[str]:
@@ -159,7 +195,7 @@ def _read_command(pid: int) -> list[str]:
 def role_of(command: Sequence[str], *, is_root: bool) -> str:
     """Return what a process of the tree does: redis, cli, one of the values of `_ROLES`, or other."""
     if command and "redis-server" in command[0]:
-        return "redis"
+        return REDIS
     if is_root:
         return "cli"
     return _ROLES.get(command[-1].strip("()"), "other") if command else "other"
@@ -189,10 +225,10 @@ def _run(command: Sequence[str], folder: Path, timeout_s: float, output: Path | 
     left_behind = _reap_orphans(sampler)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = used.ru_utime + used.ru_stime
-    usage = TreeUsage(exit_code, wall_s, cpu_s, left_behind=left_behind)
+    usage = TreeUsage(exit_code, wall_s, cpu_s, left_behind=left_behind, memory_peak_bytes=sampler.memory_peak_bytes)
     for (pid, _), seen in sorted(sampler.seen.items()):
         role = role_of(seen.command, is_root=seen.is_root)
-        usage.processes.append(ProcessUsage(pid, role, seen.cpu_s, " ".join(seen.command)[:200]))
+        usage.processes.append(ProcessUsage(pid, role, seen.cpu_s, " ".join(seen.command)[:200], seen.memory_bytes))
         usage.cpu_s_by_role[role] = round(usage.cpu_s_by_role.get(role, 0.0) + seen.cpu_s, 3)
     sampled_s = sum(process.cpu_s for process in usage.processes)
     # /proc counts in ticks, so each process may be off by one without anything being lost.

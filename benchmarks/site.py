@@ -29,11 +29,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 import uvloop
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
 CHILDREN: Final = 4
 """Of a page's links, those that lead to pages no other page is sure to name: the tree that makes all reachable."""
+
+HUB_LINKS: Final = 50
+"""With one link per page, one page in so many has them all: else it would be a chain, fetched one page at a time."""
 
 FRAGMENT_EVERY: Final = 10
 PORT_ATTEMPTS: Final = 20
@@ -57,13 +60,16 @@ class SiteSpec:
 
     pages: int = 5000
     links: int = 20
-    """On each page, at least 1. A page has no duplicates among them as long as `links` is small against `pages`."""
+    """On each page, at least 1 (which is a mean: see HUB_LINKS). A page has no duplicates among them as long as `links`
+    is small against `pages`."""
     hosts: int = 1
     """Page `i` lies on host `i % hosts`; the hosts are 127.0.0.1, 127.0.0.2, … on one port."""
     seed: int = 1
     page_min_bytes: int = 2000
     """A page whose links alone need more is longer."""
     page_max_bytes: int = 10_000
+    latency_ms: int = 0
+    """How long each answer is held back."""
 
     def address(self, host: int) -> str:
         return f"127.0.{host // 250}.{host % 250 + 1}"
@@ -80,11 +86,11 @@ class SiteSpec:
 
     def linked_pages(self, page: int, choose: random.Random) -> list[int]:
         """Return the pages that `page` links to: its children in the tree, then others by chance."""
-        fan_out = min(CHILDREN, self.links)
+        fan_out = HUB_LINKS if self.links == 1 else min(CHILDREN, self.links)
         found = dict.fromkeys(
             child for child in range(page * fan_out + 1, (page + 1) * fan_out + 1) if child < self.pages
         )
-        for _ in range(self.links * 4):
+        for _ in range(self.links * 4 if self.links > 1 else 0):
             if len(found) >= min(self.links, self.pages):
                 break
             found[choose.randrange(self.pages)] = None
@@ -119,13 +125,18 @@ def make_page(spec: SiteSpec, page: int, port: int, sentences: Sequence[str]) ->
     return (head + "".join(paragraphs[:middle]) + links + "".join(paragraphs[middle:]) + tail).encode()
 
 
-def make_answers(spec: SiteSpec, port: int) -> list[bytes]:
-    """Return the whole HTTP answer of each page, by its number, with the headers an ordinary server sends."""
+def make_pages(spec: SiteSpec, port: int) -> Iterator[bytes]:
+    """Yield the HTML of every page, in the order of their numbers."""
     choose = random.Random(spec.seed)
     sentences = [" ".join(choose.choices(_WORDS, k=choose.randint(6, 18))).capitalize() + "." for _ in range(200)]
-    answers = []
     for page in range(spec.pages):
-        body = make_page(spec, page, port, sentences)
+        yield make_page(spec, page, port, sentences)
+
+
+def make_answers(spec: SiteSpec, port: int) -> list[bytes]:
+    """Return the whole HTTP answer of each page, by its number, with the headers an ordinary server sends."""
+    answers = []
+    for page, body in enumerate(make_pages(spec, port)):
         head = (
             "HTTP/1.1 200 OK\r\nServer: site\r\nDate: Mon, 05 Jan 2026 10:00:00 GMT\r\n"
             f"Content-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
@@ -161,13 +172,14 @@ class Served:
 class PageProtocol(asyncio.Protocol):
     """One connection. Understands what crawlers send, requests without a body, and answers them in their order."""
 
-    __slots__ = ("_answers", "_numbers", "_rest", "_served", "_transport")
+    __slots__ = ("_answers", "_latency_s", "_numbers", "_rest", "_served", "_transport")
     _transport: asyncio.Transport
 
-    def __init__(self, numbers: dict[bytes, int], answers: list[bytes], served: Served) -> None:
+    def __init__(self, numbers: dict[bytes, int], answers: list[bytes], served: Served, latency_ms: int) -> None:
         self._numbers = numbers
         self._answers = answers
         self._served = served
+        self._latency_s = latency_ms / 1000
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -184,12 +196,21 @@ class PageProtocol(asyncio.Protocol):
             number = self._numbers.get(words[1])
             if number is None:
                 self._served.not_found += 1
-                self._transport.write(_NOT_FOUND)
+                answer = _NOT_FOUND
             else:
                 self._served.counts[number] += 1
-                self._transport.write(self._answers[number])
+                answer = self._answers[number]
+            if self._latency_s:
+                # All wait equally long, so that answers of one connection keep their order.
+                asyncio.get_running_loop().call_later(self._latency_s, self._answer, answer)
+            else:
+                self._transport.write(answer)
             rest = rest[end + 4 :]
         self._rest = rest
+
+    def _answer(self, answer: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(answer)
 
 
 def _listening_sockets(spec: SiteSpec, port: int) -> list[socket.socket]:
@@ -228,7 +249,7 @@ async def serve(spec: SiteSpec, port: int) -> None:
         numbers = {spec.path(page).encode(): page for page in range(host, spec.pages, spec.hosts)}
 
         def connection(numbers: dict[bytes, int] = numbers) -> PageProtocol:
-            return PageProtocol(numbers, answers, served)
+            return PageProtocol(numbers, answers, served, spec.latency_ms)
 
         await loop.create_server(connection, sock=listener, backlog=BACKLOG)
     served.take()
@@ -273,6 +294,8 @@ class SiteProcess:
 
     One process serves some 20,000 pages a second; more are needed only by a crawler that is faster than that.
     """
+
+    server: Final = "site.py"
 
     def __init__(self, spec: SiteSpec, *, processes: int = 1) -> None:
         self.spec = spec
@@ -351,16 +374,18 @@ class SiteProcess:
         self._processes.clear()
 
 
-def add_spec_options(parser: argparse.ArgumentParser) -> None:
+def add_spec_options(parser: argparse.ArgumentParser, *, without: Sequence[str] = ()) -> None:
     """Give a command the options that describe a site, with the defaults of `SiteSpec`."""
     spec = SiteSpec()
     for name, value in asdict(spec).items():
+        if name in without:
+            continue
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value, metavar="N")
 
 
-def spec_from_options(options: argparse.Namespace) -> SiteSpec:
+def spec_from_options(options: argparse.Namespace, *, without: Sequence[str] = ()) -> SiteSpec:
     """Return the site that the options of `add_spec_options` describe."""
-    return SiteSpec(**{name: getattr(options, name) for name in asdict(SiteSpec())})
+    return SiteSpec(**{name: getattr(options, name) for name in asdict(SiteSpec()) if name not in without})
 
 
 def main() -> None:

@@ -269,12 +269,14 @@ THROTTLES: Final = (
     ),
     Panel(
         title="Hosts in trouble",
-        about="Hosts that do not answer and are backed off; given up, with their tasks dead; blocked by an operator. "
+        about="Hosts that do not answer and are backed off; given up, with their tasks dead; blocked by an operator; "
+        "demoted, as their pages are near-identical. "
         "`streamcrawl host ls NAME` names them; `dead replay --host` tries one again.",
         queries=(
             Query(truth_sum("failing_hosts", "crawl"), "{{crawl}} failing"),
             Query(truth_sum("given_up_hosts", "crawl"), "{{crawl}} given up"),
             Query(truth_sum("blocked_hosts", "crawl"), "{{crawl}} blocked"),
+            Query(truth_sum("demoted_hosts", "crawl"), "{{crawl}} demoted"),
         ),
     ),
     Panel(

@@ -23,12 +23,13 @@ which items find their way is in work/program.py. Start at `Crawl`.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.settings import check_name, of_program
 from streamcrawl.store.frontier import check_stage
-from streamcrawl.work.program import PAGE, Program, Stage, Taken, annotation_of
+from streamcrawl.work.program import PAGE, Program, Stage, Taken, annotation_of, check_handler
 from streamcrawl.work.program import Resource as HeldResource
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Crawl:
             ConfigError: the name, or a setting, cannot be.
         """
         check_name(name)
+        if isinstance(seeds, str):
+            raise ConfigError(f"Crawl(…, seeds={seeds!r}): give a list of URLs")
         self.program: Final = Program(name, tuple(seeds), of_program(settings))
 
     @overload
@@ -115,6 +118,7 @@ class Crawl:
         """
 
         def declare(function: F) -> F:
+            check_handler(function, "the response")
             if label in self.program.pages or any(one.is_page and one.label == label for one in self.program.stages):
                 raise ConfigError(f"two page handlers have the label {label!r}: give one of them another")
             if own_stage:
@@ -229,6 +233,9 @@ class Crawl:
         """
 
         def declare(function: F) -> F:
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                # What it yields would be lost, and nobody would miss it.
+                raise ConfigError(f"{function.__qualname__} yields, and nothing comes after a sink: make it a stage")
             self._add(
                 Stage(
                     name=name or str(getattr(function, "__name__", "")),
@@ -263,6 +270,8 @@ class Crawl:
         """
 
         def declare(function: Callable[[], AsyncIterator[T]]) -> Resource[T]:
+            if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+                raise ConfigError(f"{function.__qualname__} will not do for on_start: make it async def, and yield")
             held = HeldResource(function, stages)
             self.program.resources.append(held)
             return Resource(held)

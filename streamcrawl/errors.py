@@ -35,6 +35,11 @@ class ConfigError(StreamcrawlError):
     """Wrong before we start: names the setting, its value and what would do."""
 
 
+class Unfit(ConfigError):
+    """What a handler asks for cannot be had in this run, whatever its page: something is not installed here, or nothing
+    takes its items. The workers end with this line, and hand back what they have."""
+
+
 class StoreError(StreamcrawlError):
     """Something is wrong with Redis, seen from here."""
 

@@ -17,8 +17,11 @@ from streamcrawl.rules.parse import Page, bounded_markup, parse_html
 from streamcrawl.rules.sniff import SNIFFED_BYTES, BodyKind, body_kind
 from streamcrawl.rules.task import NO_ASK, Ask, Level
 from streamcrawl.rules.urls import canonical_url
+from streamcrawl.rules.xpath import find, tree_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from selectolax.lexbor import LexborNode
 
     from streamcrawl.rules.task import CrawlTask
@@ -38,7 +41,10 @@ class Retry(Exception):
 
 
 class Drop(Exception):
-    """Raised by a handler: end this page without items; `reason` (letters, digits, underscores) is counted."""
+    """Raised by a handler: end this page without items; `reason` (letters, digits, underscores) is counted.
+
+    Of reasons that are made up each stage has 50 counters; all further ones count as `other`.
+    """
 
     def __init__(self, reason: str = "handler") -> None:
         super().__init__(reason)
@@ -77,10 +83,15 @@ class Request(msgspec.Struct, frozen=True):
             raise ValueError(f"priority {self.priority!r} is none of {', '.join(_LEVELS)}")
         if not _METHOD.fullmatch(self.method):
             raise ValueError(f"method {self.method!r} is none: write GET, POST, …")
-        if self.meta is not None and len(msgspec.json.encode(self.meta)) > META_MAX_BYTES:
-            raise ValueError(
-                f"meta is over {META_MAX_BYTES} bytes as JSON: keep it in a store of yours, and its key here"
-            )
+        if self.meta is not None:
+            try:
+                size = len(msgspec.json.encode(self.meta))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"meta cannot be written as JSON: {error}") from error
+            if size > META_MAX_BYTES:
+                raise ValueError(
+                    f"meta is over {META_MAX_BYTES} bytes as JSON: keep it in a store of yours, and its key here"
+                )
         if len(self.body.encode()) > BODY_MAX_BYTES:
             raise ValueError(f"the body is over {BODY_MAX_BYTES} bytes")
 
@@ -124,6 +135,7 @@ class Response:
         self._charset: str | None = None
         self._kind: BodyKind | None = None
         self._tree: LexborHTMLParser | None = None
+        self._xpath_tree: tuple[Any] | None = None
 
     @property
     def kind(self) -> BodyKind:
@@ -173,6 +185,29 @@ class Response:
     def css_first(self, selector: str) -> LexborNode | None:
         """Return the first element that a CSS selector finds; None when there is none."""
         return next(iter(self.css(selector)), None)
+
+    def xpath(self, expression: str, *, namespaces: Mapping[str, str] | None = None, **variables: Any) -> list[Any]:
+        """Return what an XPath 1.0 expression finds, in document order. Needs lxml: `pip install 'streamcrawl[xpath]'`.
+
+        Elements are those of lxml (`get(name)`, `text_content()`, `xpath(…)` from there on); attributes and `text()`
+        are strings; of `count(…)`, `string(…)` and tests the one number, string or bool is the list.
+
+        Args:
+            namespaces: Prefixes in the expression; XML has its own, HTML has none.
+            variables: `$name` in the expression.
+
+        Raises:
+            ValueError: it is no XPath, or names a prefix or a variable that is not given.
+            Unfit: there is no lxml: the worker ends with that line, and its page is handed back.
+        """
+        if self._xpath_tree is None:
+            self._xpath_tree = (tree_of(self.text, is_xml=self.kind is BodyKind.XML),)
+        tree = self._xpath_tree[0]
+        return [] if tree is None else find(tree, expression, namespaces, variables)
+
+    def xpath_first(self, expression: str, *, namespaces: Mapping[str, str] | None = None, **variables: Any) -> Any:
+        """Return the first of what `xpath` finds; None when there is nothing."""
+        return next(iter(self.xpath(expression, namespaces=namespaces, **variables)), None)
 
     def json(self) -> Any:
         """Return the body decoded as JSON.

@@ -79,7 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     one_round: bool = False
     """The crawl ends when no page is due; without, it goes on for as long as any page is to be fetched again."""
     unchanged_records: bool = False
-    """A record, with status 304, also for a page that its host says is unchanged; its handler is not called."""
+    """A record, with status 304, also for a page that its host says is unchanged; in a program a call of its handler,
+    whose response has that status and no body."""
     url_max_bytes: int = 2083
     """Longer URLs are dropped; the length the oldest browsers in use accept, and what real links stay under."""
 
@@ -107,6 +108,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     time it is busy with us a third of the time at most. 0: its answers may take as long as they want."""
     delay_max_ms: int = 60_000
     """Slow answers and refusals make no delay longer than this; 0, or no more than `delay`: they change nothing."""
+    demotion_max: int = 16
+    """Times its delay a host is left alone at most, while others wait, of which nine in ten pages are near-identical
+    (_alike.lua); within `delay_max`. 0 or 1: none is. A host that is wrongly taken for one comes later, and is done."""
     host_concurrency: int = 1
     ip_concurrency: int = 0
     """Fetches at a time of one IP address (of IPv6 one /64), as far as can be told; 0 for any number. Off by default:
@@ -277,6 +281,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "delay_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "delay_factor": (_TUNABLE, "applied to the next answer"),
     "delay_max_ms": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
+    "demotion_max": (_TUNABLE, "the next due time of a host is reckoned with it at each commit"),
     "host_concurrency": (_TUNABLE, "read at every dispatch, which hands it out with the task"),
     "ip_concurrency": (_TUNABLE, "asked before the next fetch"),
     "ip_exempt": (_TUNABLE, "asked before the next fetch"),
@@ -755,7 +760,8 @@ _AT_LEAST: Final[dict[str, int]] = {
     "revisit_ms": 1, "revisit_min_ms": 1, "revisit_max_ms": 1,
     "path_depth_max": 1, "repeats_max": 1, "query_params_max": 0, "query_growth_max_bytes": 0,
     "calendar_ahead_max": 0, "calendar_back_max": 0,
-    "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0, "host_concurrency": 1, "ip_concurrency": 0,
+    "delay_ms": 0, "delay_factor": 0, "delay_max_ms": 0, "demotion_max": 0,
+    "host_concurrency": 1, "ip_concurrency": 0,
     "crawl_delay_max_ms": 0, "retry_after_max_ms": 0, "robots_ttl_ms": 1000, "robots_ttl_min_ms": 1000,
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
@@ -772,6 +778,7 @@ _AT_MOST: Final[dict[str, int]] = {
     "processes": 1024,
     "concurrency": 10_000,
     "host_concurrency": 10_000,
+    "demotion_max": 10_000,
     "metrics_port": 65_535,
     "ip_concurrency": 10_000,
     # Every worker reads every shard, and each audit, count and end asks all of them.

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,9 @@ async def judge(found: Found) -> Found:
     number = int(found.url.rpartition("/")[2])
     note("judged", found.url)
     if number == 5:
-        raise Retry("never now", after_s=0.01)
+        raise Retry("never now \ud800", after_s=0.01)  # what no encoding takes, as of a file's name
     if number == 7:
-        raise ValueError("seven is too much")
+        raise ValueError("seven is too much \udcff")
     if number % 10 == 0:
         raise Drop("tenth")
     return found
@@ -242,6 +243,67 @@ def versioned(version: int) -> Crawl:
 
 first, second = versioned(1), versioned(2)
 lacking = Crawl("versioned", delay="0", obey_robots="no")
+
+# -- a chain of every kind of stage, of which one stands until the gate is there
+
+gated = Crawl("gated", delay="0", obey_robots="no", stage_waiting_max=4, retry_base="10ms")
+
+
+async def stand(what: str, url: str) -> None:
+    """Note the beginning and the end, and in between wait for the gate where TESTS_BLOCK says so."""
+    note(what, url)
+    while os.environ.get("TESTS_BLOCK") == what and not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
+    note(f"{what} ended", url)
+
+
+@gated.page
+def handle(response: Response) -> Iterator[Request | Found]:
+    """Send what the page links to to the stage that parses; in a thread of the worker that fetches."""
+    asyncio.run(stand("handle", response.url))
+    if response.depth == 0:
+        for link in response.links():
+            yield response.follow(link, label="deep")
+    yield from (found for found in find(response) if isinstance(found, Found))
+
+
+@gated.page(own_stage=True, label="deep", concurrency=1)
+async def dissect(response: Response) -> AsyncIterator[Found]:
+    """Find the page itself."""
+    await stand("dissect", response.url)
+    for found in find(response):
+        if isinstance(found, Found):
+            yield found
+
+
+@gated.stage(concurrency=1)
+async def middle(found: Found) -> Found:
+    """Hand on as it is."""
+    await stand("middle", found.url)
+    return found
+
+
+@gated.sink(batch=2, linger_s=0.02, source="middle")
+async def store(batch: list[Found]) -> None:
+    """Note each."""
+    for found in batch:
+        await stand("store", found.url)
+
+
+# -- a handler needs what is not installed until the gate is there
+
+lean = Crawl("lean", delay="0", obey_robots="no", depth_max=1)
+
+
+@lean.page
+async def select(response: Response) -> AsyncIterator[Request | dict[str, str]]:
+    """Ask by XPath, without lxml at first."""
+    if not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC240
+        sys.modules["lxml"] = None  # type: ignore[assignment]
+    for link in response.xpath("//a/@href"):
+        yield response.follow(link)
+    yield {"url": response.url}
+
 
 # -- what a worker opens cannot be opened at first
 

@@ -61,6 +61,16 @@ def found(body):
     return html_to_unicode(None, body, auto_detect_fun=guessed)[0]
 """,
     ),
+    # As crawlee's BeautifulSoupCrawler calls it; ASCII counts as above.
+    "beautifulsoup4": Other(
+        ("beautifulsoup4==4.15.0", "lxml==6.1.3"),
+        """
+from bs4 import BeautifulSoup
+def found(body):
+    soup = BeautifulSoup(body, features="lxml")
+    return "cp1252" if body.isascii() and not soup.declared_html_encoding else soup.original_encoding
+""",
+    ),
     "resiliparse": Other(
         ("resiliparse==2.0.1",),
         """

@@ -90,7 +90,9 @@ def files_of(data: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.conformance.robots", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--data", type=Path, required=True, help="tests/test_data of protego's source distribution")
     parser.add_argument("--every", type=int, default=1, help="take each so-manieth file only")
     options = parser.parse_args()

@@ -180,6 +180,33 @@ def found(url, body):
     return [page.url for page in sitemap.all_pages()] + asking.listed
 """,
     ),
+    # As its SitemapRequestLoader calls it, but without its filter of hosts.
+    "crawlee": Reader(
+        ("crawlee[httpx]==1.11.0",),
+        """
+import asyncio
+from contextlib import asynccontextmanager
+from crawlee._utils.sitemap import parse_sitemap
+class Answer:
+    headers = {}
+    def __init__(self, status_code, body):
+        self.status_code, self._body = status_code, body
+    async def read_stream(self):
+        for start in range(0, len(self._body), 65536):
+            yield self._body[start : start + 65536]
+class Client:
+    def __init__(self, url, body):
+        self._url, self._body = url, body
+    @asynccontextmanager
+    async def stream(self, url, **_):
+        yield Answer(200, self._body) if url == self._url else Answer(404, b"")
+async def read(url, body):
+    how = {"emit_nested_sitemaps": True, "enqueue_strategy": "all"}
+    return [one.loc async for one in parse_sitemap([{"type": "url", "url": url}], Client(url, body), options=how)]
+def found(url, body):
+    return asyncio.run(read(url, body))
+""",
+    ),
     # As its SitemapSpider does it.
     "scrapy": Reader(
         ("scrapy==2.19.0",),

@@ -169,7 +169,8 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     default=None,
     group=START,
     setting="unchanged_records",
-    help="Write a record, with status 304, also for a page whose host says that it has not changed. Default: no.",
+    help="Write a record, with status 304, also for a page whose host says that it has not changed; a handler is "
+    "called with it, and finds no body. Default: no.",
 )
 @_option(
     "--drop-params",
@@ -267,6 +268,16 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     setting="delay_max_ms",
     help="The longest pause that slow answers make, or refusals: 429, 503 and timeouts double it, answers bring it "
     "back slowly. Default: 1m; 0: --delay holds whatever happens. A Retry-After is obeyed all the same.",
+)
+@_option(
+    "--demotion-max",
+    "demotion_max",
+    type=int,
+    metavar="N",
+    group=MANNERS,
+    setting="demotion_max",
+    help="While other hosts wait, leave one of which nine in ten pages are near-identical (an endless calendar, one "
+    "page under any URL) alone up to N times as long; nothing is dropped. Default: 16, within --delay-max; 0: never.",
 )
 @_option(
     "--host-concurrency",

@@ -14,7 +14,8 @@ from streamcrawl.cli.options import CONTEXT, GroupedCommand
 def command(place: Place, url: str) -> int:
     """Say what the crawl NAME knows of a URL: seen or not, where its task is, in scope, which robots.txt line decides.
 
-    Long queues are searched to a bound, and a bound that was reached is said. Changes nothing.
+    Of a page that was fetched it says where its items are: in a stage of the program, in an output, in hand, delayed or
+    dead. Long queues are searched to a bound, and a bound that was reached is said. Changes nothing.
     """
     from streamcrawl.cli.operators import explain_url
 

@@ -48,7 +48,7 @@ def show(place: Place, host: str) -> int:
     "--retry",
     "is_retry",
     is_flag=True,
-    help="Forget that it failed, refused or was given up; for its dead letters: `dead replay`.",
+    help="Forget that it failed, refused, was given up or demoted; for its dead letters: `dead replay`.",
 )
 def set_(place: Place, **options: Any) -> int:
     """Say how the crawl NAME treats a host, from the next dispatch on."""

@@ -267,6 +267,8 @@ class _HostRow(NamedTuple):
     in_blocked: int
     is_given_up: int
     in_given_up: int
+    is_demoted: int
+    in_demoted: int
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -363,7 +365,7 @@ class _ShardAudit:
 
     async def end(self) -> None:
         await self._compare_sum()
-        for key in (self._keys.blocked, self._keys.given_up):
+        for key in (self._keys.blocked, self._keys.given_up, self._keys.demoted):
             with mapped_errors():
                 async for member, _ in self._client.zscan_iter(key, count=1000):
                     self._strays.add(member.decode("utf-8", "replace"))
@@ -502,6 +504,7 @@ class _ShardAudit:
                 ("the schedule", row.is_scheduled, row.should_be),
                 ("blocked", row.in_blocked, row.is_blocked),
                 ("given_up", row.in_given_up, row.is_given_up),
+                ("demoted", row.in_demoted, row.is_demoted),
             ):
                 if name == "the schedule" and should_be and row.in_flight_found:
                     continue  # its cap was raised, say: when its entry ends it is put where it should be

@@ -6,21 +6,23 @@ it is looked for is looked for again. Start at `explain`.
 
 from __future__ import annotations
 
-import re
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError
 from streamcrawl.ops.hosts import LEVEL_NAMES, HostPage, delay_words, host_page
+from streamcrawl.ops.items import FoundItems, items_of
 from streamcrawl.ops.letters import Where, newest_of
 from streamcrawl.ops.status import read_status
-from streamcrawl.ops.words import moment, span
+from streamcrawl.ops.words import glob_of, moment, span
+from streamcrawl.rules.addresses import Inside, literal_of, network_of
 from streamcrawl.rules.robots_rules import RobotsRules, deciding_line
 from streamcrawl.rules.scope import Scope, sitemap_fingerprint
-from streamcrawl.rules.task import CrawlTask, Kind, Level, decode_task
+from streamcrawl.rules.task import CrawlTask, DropReason, Kind, Level, decode_task
 from streamcrawl.rules.traps import Traps, in_words
 from streamcrawl.rules.urls import (
     Canonicalizer,
@@ -33,6 +35,7 @@ from streamcrawl.rules.urls import (
 from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.seen import is_fingerprint_seen, is_seen
 from streamcrawl.store.tuning import read_tuned, settings_of
+from streamcrawl.web.address_guard import AddressGuard
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -48,7 +51,6 @@ DEAD_MAX: Final = 20_000
 """Newest dead letters that are searched."""
 _PER_CALL: Final = 1000
 _LOOKS_MAX: Final = 3
-_GLOB: Final = re.compile(r"([\[\]\\?*^])")
 
 
 class Found(msgspec.Struct):
@@ -77,6 +79,9 @@ class Explanation(msgspec.Struct):
     found: Found
     dropped: dict[str, int]
     """Pages of the whole crawl that were dropped, by reason: what was dropped is not kept with its URL."""
+    forbidden: dict[str, str]
+    """Why it is dropped by the rules of now, in words by reason."""
+    depth_max: int | None
     host: HostPage
     robots: str
     """What robots.txt says of it, in words."""
@@ -85,27 +90,35 @@ class Explanation(msgspec.Struct):
     robots_line: tuple[int, str] | None
     sitemap: str
     """The same URL as a sitemap, in words; '' when it was never named as one, as far as can be told."""
+    items: FoundItems
+    """What came of the page and is on its way, or dead."""
 
     def verdict(self) -> str:
         """Return the answer in one line."""
         if self.found.place:
             return self.found.words
+        if self.is_seen and self.items.found:
+            return f"fetched; {self.items.found[0].words}"
         if self.is_seen:
             if self.found.searched:
                 return f"seen, and not found in {', '.join(self.found.searched)}; it may be there, done or dropped"
+            if not self.dropped and self.items.has_stages:
+                return "seen, and done: nothing that came of it is on its way any more"
             if not self.dropped:
                 return "seen, and done: the output has its record"
-            perhaps = ", as robots.txt asks, perhaps" if self.is_allowed is False else ""
             counts = ", ".join(f"{reason} {count:,}" for reason, count in self.dropped.items())
-            return (
-                f"seen, and nowhere any more: done (then the output has its record) or dropped{perhaps} "
-                f"(dropped in the whole crawl: {counts})"
-            )
+            words = "done (then the output has its record) or dropped"
+            # What was never counted was not the reason, whatever the rules say by now.
+            if likely := [why for reason, why in self.forbidden.items() if reason in self.dropped]:
+                words = f"dropped, most likely: {'; '.join(likely)}"
+            return f"seen, and nowhere any more: {words} (dropped in the whole crawl: {counts})"
         if self.out_of_scope:
             return "never seen, and out of scope: a link to it is not followed"
         if self.left_out:
             return "never seen, and taken for a trap: a link to it is not followed"
-        return "never seen: no page that was fetched links to it within the depth, and no seed is it"
+        within = "" if self.depth_max is None else f" within --depth {self.depth_max}"
+        words = f"never seen: no page that was fetched links to it{within}, and no seed is it"
+        return "; found, it would be dropped: ".join((words, *self.forbidden.values()))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -122,11 +135,14 @@ class Explanation(msgspec.Struct):
             **self.found.facts,
             "searched_to_a_bound": self.found.searched,
             "dropped_by_reason": self.dropped,
+            "forbidden": self.forbidden,
             "robots": self.robots,
             "robots_allows": self.is_allowed,
             "robots_line": None if self.robots_line is None else self.robots_line[0],
             "robots_text": None if self.robots_line is None else self.robots_line[1],
             "sitemap": self.sitemap,
+            "items": [item.as_json() for item in self.items.found],
+            "items_searched_to_a_bound": self.items.searched,
             "host": self.host.as_json(),
         }
 
@@ -145,7 +161,8 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
     host, _ = split_url(url)
     frontier = crawl.of(host)
     page = await host_page(crawl, host)
-    scope = await _scope(crawl, settings)
+    stored = await _stored_scope(crawl)
+    scope = None if stored is None else Scope.from_state(settings, stored)
     # Links on pages of its own host lead to it, once there are such pages.
     out_of_scope = scope.why_not(url, page_host=host if page.is_known else None) if scope is not None else ""
     trap = Traps(settings, datetime.now(UTC).year).reason(url, depth=0, referrer=f"{host}/")
@@ -156,7 +173,7 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         # A task on its way from one place to the next was in neither when each was looked at.
         found = await _find(frontier, url, page, Kind.PAGE)
     robots, is_allowed, line = _robots(url, page, settings)
-    dropped = (await read_status(crawl.client, name)).by_reason("dropped")
+    dropped = (await read_status(crawl.client, name)).named("page.dropped.")
     return Explanation(
         text,
         url,
@@ -166,23 +183,48 @@ async def explain(crawl: Shards, name: str, text: str) -> Explanation:
         out_of_scope,
         "" if trap is None else in_words(trap),
         found,
-        dropped,
+        {reason: count for reason, count in dropped.items() if count},
+        _forbidden(url, page, settings, stored, is_allowed, robots),
+        settings.depth_max,
         page,
         robots,
         is_allowed,
         line,
         await _as_sitemap(frontier, url, page, settings),
+        await items_of(crawl, frontier, page, url),
     )
 
 
-async def _scope(crawl: Shards, settings: Settings) -> Scope | None:
-    """Return the scope as the command stored it; None for a crawl that a program began."""
+async def _stored_scope(crawl: Shards) -> dict[str, Any] | None:
+    """Return the scope as the command stored it; None for a crawl that was begun otherwise."""
     with mapped_errors():
         stored: Any = await crawl.client.hget(crawl.first.keys.state, "crawl")
     try:
-        return Scope.from_state(settings, msgspec.json.decode(stored or b"{}")["scope"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+        scope: Any = msgspec.json.decode(stored or b"{}")["scope"]
+        return {"hosts": scope["hosts"], "prefixes": scope["prefixes"], "resolved": scope.get("resolved", {})}
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _forbidden(
+    url: str, page: HostPage, settings: Settings, scope: dict[str, Any] | None, is_allowed: bool | None, robots: str
+) -> dict[str, str]:
+    """Return why a page is dropped by the rules of now, in words by reason; names are not looked up for it."""
+    found: dict[str, str] = {}
+    if is_allowed is False:
+        found[DropReason.ROBOTS.value] = f"{robots} of its robots.txt"
+    budget = settings.pages_per_host_max
+    if page.fields.given_up == DropReason.HOST_BUDGET:
+        found[DropReason.HOST_BUDGET.value] = f"its host had its {budget or page.fields.pages} pages"
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    guard = AddressGuard(settings, Inside.of_state(scope or {}))
+    for address in literal_of(parts.hostname or "") if not settings.proxies else ():
+        if not guard.admits(address, port):
+            found[DropReason.BLOCKED_ADDRESS.value] = (
+                f"{address} is a {network_of(address)} address, which this crawl does not connect to"
+            )
+    return found
 
 
 # -- where it is
@@ -226,7 +268,7 @@ def _in_stream(page: HostPage, path: str, kind: Kind) -> Found | None:
 
 
 async def _delayed(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
-    pattern = "fetch|?|" + _GLOB.sub(r"\\\1", page.key) + "|*"
+    pattern = "fetch|?|" + glob_of(page.key) + "|*"
     looked, cursor = 0, 0
     while True:
         with mapped_errors():
@@ -296,7 +338,7 @@ async def _dead(frontier: Frontier, page: HostPage, url: str, kind: Kind, search
 
 async def _kept(frontier: Frontier, page: HostPage, path: str, kind: Kind, searched: list[str]) -> Found | None:
     start = f"{page.key}|{msgspec.json.encode(kind.value).decode()},{msgspec.json.encode(path).decode()},"
-    pattern = "?|" + _GLOB.sub(r"\\\1", start) + "*"
+    pattern = "?|" + glob_of(start) + "*"
     looked, cursor = 0, 0
     while True:
         async with frontier.client.pipeline(transaction=False) as pipe:
@@ -353,6 +395,13 @@ def _robots(url: str, page: HostPage, settings: Settings) -> tuple[str, bool | N
     return f"{word} by line {line.number}: {line.text}", is_allowed, (line.number, line.text)
 
 
+def _item_rows(items: FoundItems) -> list[tuple[str, str]]:
+    rows = [("items" if n == 0 else "", item.words) for n, item in enumerate(items.found)]
+    if items.is_full:
+        rows.append(("", f"and perhaps more: the first {len(items.found)} are shown"))
+    return rows + [("items", f"not looked for beyond {bound}") for bound in items.searched]
+
+
 def explanation_lines(found: Explanation) -> list[str]:
     """Return an explanation as lines of plain text."""
     rows = [("now", found.verdict())]
@@ -367,6 +416,7 @@ def explanation_lines(found: Explanation) -> list[str]:
         *([("trap", found.left_out)] if found.left_out else []),
         ("robots.txt", found.robots),
         *([("as a sitemap", found.sitemap)] if found.sitemap else []),
+        *_item_rows(found.items),
         ("host", f"{found.host.key}: {found.host.standing()}"),
         ("delay", delay_words(found.host)),
     ]

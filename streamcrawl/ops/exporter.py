@@ -394,6 +394,11 @@ def _of_crawls(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
         ("failing_hosts", "Hosts that do not answer and are backed off", lambda one: one.status.hosts_failing),
         ("given_up_hosts", "Hosts whose tasks became dead letters", lambda one: one.status.hosts_given_up),
         ("blocked_hosts", "Hosts that an operator blocked", lambda one: one.status.hosts_blocked),
+        (
+            "demoted_hosts",
+            "Hosts that are left alone longer, as their pages are near-identical",
+            lambda one: one.status.hosts_demoted,
+        ),
         ("seen_fingerprints", "URLs ever discovered", lambda one: one.status.seen),
         ("seeds_waiting", "Seeds that are not ended yet", lambda one: one.status.seeds_left),
     )

@@ -23,7 +23,7 @@ from streamcrawl.store.connection import NoGroup, mapped_errors, server_ms
 from streamcrawl.store.keys import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.store.shards import Shards
@@ -35,8 +35,11 @@ ENTRIES_MAX: Final = 20_000
 LETTERS_MAX: Final = 5_000
 """Newest dead letters that are searched for those of a host."""
 _ENTRIES_PER_CALL: Final = 500
-_DELAY_MAX_MS: Final = Settings(name="any").delay_max_ms
-"""As _state.lua, for crawls that are older than the setting."""
+_DEFAULTS: Final = Settings(name="any")
+"""As _state.lua, for crawls that are older than a setting."""
+_FIRST_STEP_MS: Final = 100
+_OTHERS_LOOKED: Final = 5
+"""Both as _hosts.lua."""
 _HOST_REASONS: Final = frozenset({"host_unreachable", "robots_unreachable"})
 LEVEL_NAMES: Final = {Level.CONTROL: "robots", Level.HIGH: "high", Level.NORMAL: "normal", Level.LOW: "low"}
 
@@ -50,6 +53,9 @@ class ShardState(NamedTuple):
     """The server's own clock, as the times that people read."""
     delay_ms: int
     delay_max_ms: int
+    demotion_max: int
+    others_wait: bool
+    """Whether a host that is neither demoted nor failing has something to fetch, as _hosts.lua tells it."""
     cap: int
     obeys_robots: bool
     pages_per_host_max: int | None
@@ -65,6 +71,8 @@ class DelayReason(StrEnum):
     OPERATOR = "operator"
     RESPONSE_TIME = "response_time"
     THROTTLED = "throttled"
+    DEMOTED = "demoted"
+    """Its pages are near-identical."""
 
 
 class Circuit(StrEnum):
@@ -97,6 +105,9 @@ class HostFields(msgspec.Struct, frozen=True):
     throttled: int = 0
     throttled_at: int = 0
     throttled_by: str = ""
+    said: str = ""
+    alike: int = 0
+    demoted: int = 0
     pages: int = 0
     given_up: str = ""
     blocked: str = ""
@@ -117,9 +128,20 @@ class HostFields(msgspec.Struct, frozen=True):
             return int(self.delay_set), DelayReason.OPERATOR
         floor = max(self.delay, state.delay_ms)
         borne = min(max(self.paced, self.throttled), state.delay_max_ms)
+        times = self.demotion(state)
+        if times and state.others_wait:
+            delay_ms = min(max(floor, borne, _FIRST_STEP_MS) * times, state.delay_max_ms)
+            if delay_ms > max(floor, borne):
+                return delay_ms, DelayReason.DEMOTED
         if borne > floor:
             return borne, DelayReason.THROTTLED if self.throttled >= self.paced else DelayReason.RESPONSE_TIME
         return floor, DelayReason.CRAWL_DELAY if self.delay >= max(1, state.delay_ms) else DelayReason.CRAWL
+
+    def demotion(self, state: ShardState) -> int:
+        """Return how many times its delay it is left alone for near-identical pages while others wait, as
+        `demotion_of` in _hosts.lua; 0 when it is not demoted."""
+        times = 0 if self.delay_set else min(self.demoted, state.demotion_max)
+        return times if times > 1 else 0
 
     def circuit(self, state: ShardState) -> Circuit:
         if not self.failing:
@@ -226,6 +248,8 @@ class HostPage(msgspec.Struct):
             "throttled_for_ms": now_ms - fields.throttled_at if fields.throttled_at else None,
             "delay_set_ms": int(fields.delay_set) if fields.delay_set else None,
             "crawl_delay_ms": fields.delay,
+            "demoted": fields.demotion(self.state),
+            "near_identical": fields.alike / 1000,
             "cap": self.cap,
             "cap_set": fields.cap or None,
             "circuit": fields.circuit(self.state).value,
@@ -263,6 +287,8 @@ class HostList(msgspec.Struct):
     blocked_count: int = 0
     failing: list[HostRow] = msgspec.field(default_factory=list)
     failing_count: int = 0
+    demoted: list[HostRow] = msgspec.field(default_factory=list)
+    demoted_count: int = 0
     given_up: list[HostRow] = msgspec.field(default_factory=list)
     """As far as the newest dead letters name them."""
     largest: list[HostRow] = msgspec.field(default_factory=list)
@@ -305,15 +331,17 @@ async def hosts_to_set(crawl: Shards, text: str) -> list[str]:
 async def shard_state(frontier: Frontier) -> ShardState:
     """Return what of the shard's state decides about its hosts."""
     names = [
-        "clock_ms", "wall_ms", "delay_ms", "delay_max_ms", "cap", "robots", "pages_per_host_max", "pages_max",
-        "paused", "stopped", "throttled",
+        "clock_ms", "wall_ms", "delay_ms", "delay_max_ms", "demotion_max", "cap", "robots", "pages_per_host_max",
+        "pages_max", "paused", "stopped", "throttled",
     ]  # fmt: skip
     async with frontier.client.pipeline(transaction=False) as pipe:
         pipe.hmget(frontier.keys.state, names)
         pipe.hmget(frontier.keys.totals, ["page.done", "page.streamed"])
         pipe.time()
+        pipe.zrandmember(frontier.keys.schedule, _OTHERS_LOOKED)
+        pipe.xrange(frontier.keys.fetch_stream, count=_OTHERS_LOOKED)
         with mapped_errors():
-            values, pages, time = await pipe.execute()
+            values, pages, time, waiting, entries = await pipe.execute()
     texts = dict(zip(names, ((value or b"").decode("utf-8", "replace") for value in values), strict=True))
     wall_ms = server_ms(time)
     last_ms = int(texts["wall_ms"] or wall_ms)
@@ -332,12 +360,27 @@ async def shard_state(frontier: Frontier) -> ShardState:
         now_ms=int(texts["clock_ms"] or wall_ms) + step_ms,
         wall_ms=wall_ms,
         delay_ms=int(texts["delay_ms"] or 0),
-        delay_max_ms=int(texts["delay_max_ms"] or _DELAY_MAX_MS),
+        delay_max_ms=int(texts["delay_max_ms"] or _DEFAULTS.delay_max_ms),
+        demotion_max=int(texts["demotion_max"] or _DEFAULTS.demotion_max),
+        others_wait=await _others_wait(
+            frontier, [host.decode() for host in (*waiting, *(fields.get(b"host", b"") for _, fields in entries))]
+        ),
         cap=int(texts["cap"] or 1),
         obeys_robots=texts["robots"] == "1",
         pages_per_host_max=int(budget) if budget else None,
         halt=halt,
     )
+
+
+async def _others_wait(frontier: Frontier, hosts: list[str]) -> bool:
+    if not hosts:
+        return False
+    async with frontier.client.pipeline(transaction=False) as pipe:
+        pipe.zmscore(frontier.keys.demoted, hosts)
+        pipe.zmscore(frontier.keys.failing, hosts)
+        with mapped_errors():
+            demoted, failing = await pipe.execute()
+    return any(one is None and other is None for one, other in zip(demoted, failing, strict=True))
 
 
 async def host_page(crawl: Shards, key: str) -> HostPage:
@@ -502,8 +545,18 @@ def delay_words(page: HostPage) -> str:
     elif reason is DelayReason.THROTTLED:
         ago = span(page.state.now_ms - fields.throttled_at)
         why = f", as it was asked too often: last doubled {ago} ago ({fields.throttled_by}), less with each answer"
+    times = fields.demotion(page.state)
+    if reason is DelayReason.DEMOTED:
+        why = f", {times} times its own while other hosts wait, as its pages are {alike_words(fields)}"
+    elif times:
+        why += f", up to {times} times as long while other hosts wait, as its pages are {alike_words(fields)}"
     asked = f", its Crawl-delay is {span(fields.delay)}" if fields.delay and not fields.delay_set else ""
     return f"{span(delay_ms)}{why}{asked}"
+
+
+def alike_words(fields: HostFields) -> str:
+    """Return how many pages of a host are near-identical."""
+    return f"near-identical ({fields.alike / 10:.0f} % of the last ones)"
 
 
 # -- many hosts
@@ -517,7 +570,7 @@ async def list_hosts(crawl: Shards, most: int) -> HostList:
         await _add_given_up(frontier, found, most)
     largest, found.looked, found.scheduled = await largest_hosts(crawl, most)
     found.largest = largest
-    for part in (found.blocked, found.failing, found.given_up):
+    for part in (found.blocked, found.failing, found.demoted, found.given_up):
         del part[most:]
     return found
 
@@ -551,11 +604,11 @@ async def _add_listed(frontier: Frontier, found: HostList, most: int) -> None:
     keys = frontier.keys
     state = await shard_state(frontier)
     async with frontier.client.pipeline(transaction=False) as pipe:
-        for zset in (keys.blocked, keys.failing):
+        for zset in (keys.blocked, keys.failing, keys.demoted):
             pipe.zcard(zset)
             pipe.zrange(zset, 0, most - 1, withscores=True)
         with mapped_errors():
-            blocked_count, blocked, failing_count, failing = await pipe.execute()
+            blocked_count, blocked, failing_count, failing, demoted_count, demoted = await pipe.execute()
     found.blocked_count += blocked_count
     found.failing_count += failing_count
     whens = {host.decode(): f"since {moment(int(score))}" for host, score in blocked}
@@ -564,6 +617,13 @@ async def _add_listed(frontier: Frontier, found: HostList, most: int) -> None:
     found.failing += [
         row._replace(what=f"{row.what} {whens[row.host]}".strip()) for row in await _rows(frontier, list(whens))
     ]
+    if state.demotion_max > 1:
+        found.demoted_count += demoted_count
+        whens = {host.decode(): f"since {moment(int(score))}" for host, score in demoted}
+        found.demoted += [
+            row._replace(what=f"{row.what} {whens[row.host]}")
+            for row in await _rows(frontier, list(whens), alike_words)
+        ]
 
 
 async def _add_given_up(frontier: Frontier, found: HostList, most: int) -> None:
@@ -583,10 +643,12 @@ async def _add_given_up(frontier: Frontier, found: HostList, most: int) -> None:
     ]
     hosts = list(dict.fromkeys(host.decode("utf-8", "replace") for host in named))[:most]
     # Replayed or given another chance since: then its hash says nothing of it any more.
-    found.given_up += [row for row in await _rows(frontier, hosts, "given_up") if row.what]
+    found.given_up += [row for row in await _rows(frontier, hosts, lambda one: one.given_up) if row.what]
 
 
-async def _rows(frontier: Frontier, hosts: Sequence[str], what: str = "failing") -> list[HostRow]:
+async def _rows(
+    frontier: Frontier, hosts: Sequence[str], what: Callable[[HostFields], str] = lambda one: one.failing
+) -> list[HostRow]:
     if not hosts:
         return []
     state = await shard_state(frontier)
@@ -597,7 +659,7 @@ async def _rows(frontier: Frontier, hosts: Sequence[str], what: str = "failing")
             answers = await pipe.execute()
     found = zip(hosts, map(HostFields.read, answers), strict=True)
     return [
-        HostRow(host, one.queued, one.in_flight, one.pages, getattr(one, what), *one.delay_in_force(state))
+        HostRow(host, one.queued, one.in_flight, one.pages, what(one), *one.delay_in_force(state))
         for host, one in found
     ]
 
@@ -608,6 +670,7 @@ def host_list_lines(found: HostList) -> list[str]:
     sections = (
         ("blocked", f"{found.blocked_count:,}", found.blocked),
         ("failing", f"{found.failing_count:,}", found.failing),
+        ("demoted", f"{found.demoted_count:,}", found.demoted),
         ("given up", "as far as the newest dead letters name them", found.given_up),
         ("with most queued", sample, found.largest),
     )
@@ -625,4 +688,4 @@ def host_list_lines(found: HostList) -> list[str]:
                 + (f", {row.what}" if row.what and title != "with most queued" else "")
                 for row in rows
             ]
-    return lines or ["no host is blocked, failing or given up, and none has anything queued"]
+    return lines or ["no host is blocked, failing, demoted or given up, and none has anything queued"]

@@ -40,7 +40,8 @@ HOSTS_SAMPLED: Final = 200
 NAMED_MAX: Final = 5
 """Hosts of a sort in a line for people."""
 LEASE_MS: Final = Settings(name="").lease_ms
-"""Of a crawl that was given no other."""
+"""Of a crawl that was given no other; `DEMOTION_MAX` too."""
+DEMOTION_MAX: Final = Settings(name="").demotion_max
 ALIVE_LEASES: Final = 3
 """A worker that has not beaten for so many leases is not alive, as beat.lua says too."""
 RATE_OVER_MS: Final = 30_000
@@ -221,10 +222,14 @@ class Status(msgspec.Struct):
     """Given up, or over their page budget, and their queues not emptied yet."""
     hosts_given_up: int = 0
     hosts_blocked: int = 0
+    hosts_demoted: int = 0
+    """Whose pages are near-identical, and which are left alone longer for it."""
     failing: list[HostStatus] = msgspec.field(default_factory=list)
-    """At most HOSTS_NAMED_MAX, those that have failed longest first; `given_up` and `blocked` likewise."""
+    """At most HOSTS_NAMED_MAX, those that have failed longest first; `given_up`, `blocked` and
+    `demoted` likewise."""
     given_up: list[str] = msgspec.field(default_factory=list)
     blocked: list[HostStatus] = msgspec.field(default_factory=list)
+    demoted: list[HostStatus] = msgspec.field(default_factory=list)
     hosts_sampled: int = 0
     top_hosts: list[HostStatus] = msgspec.field(default_factory=list)
     """Of `hosts_sampled` hosts drawn by chance, those with most in their queues."""
@@ -306,22 +311,21 @@ class Status(msgspec.Struct):
     def links_left_out(self) -> dict[str, int]:
         """Return links in scope that were not followed by reason (rules/traps.py), the most frequent first. Each counts
         as often as a page had it: they never became tasks, so no other count has them."""
-        return self._named("links.")
+        return self.named("links.")
 
     def refusals(self) -> dict[str, int]:
         """Return how often hosts refused a fetch, by what slowed them down (`Refusal`), the most frequent first."""
-        return self._named("throttled.")
+        return self.named("throttled.")
 
-    def _named(self, start: str) -> dict[str, int]:
+    def named(self, start: str) -> dict[str, int]:
+        """Return the counters whose names begin so, without that, the largest first."""
         counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
         return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
 
     def sitemaps_flawed(self) -> dict[str, int]:
         """Return sitemaps that brought something although something was wrong with them, by flaw (rules/sitemaps.py),
         the most frequent first. One may have several."""
-        start = "sitemap.flawed."
-        counts = {name.removeprefix(start): count for name, count in self.totals.items() if name.startswith(start)}
-        return dict(sorted(counts.items(), key=lambda pair: -pair[1]))
+        return self.named("sitemap.flawed.")
 
     def as_json(self) -> dict[str, Any]:
         document = msgspec.to_builtins(self)
@@ -375,7 +379,7 @@ async def read_status(client: Redis, name: str) -> Status:
         version=_int(one["version"]),
         memory_bytes=int(memory["used_memory"]),
     )
-    for place in ("scheduled", "failing", "giving_up", "given_up", "blocked"):
+    for place in ("scheduled", "failing", "giving_up", "given_up", "blocked", "demoted"):
         setattr(status, f"hosts_{place}", sum(shard.answers[f"hosts_{place}"] for shard in shards))
     limits = (int(memory["maxmemory"]), int(given.get("memory_max_bytes") or 0))
     status.memory_max_bytes = min(filter(None, limits), default=0)
@@ -396,6 +400,9 @@ async def read_status(client: Redis, name: str) -> Status:
     status.sinks = _sinks(shards, status, one["crawl"])
     status.newest_dead = _newest_dead(shards)
     _name_hosts(status, shards, details, now_ms)
+    if given.get("demotion_max", DEMOTION_MAX) < 2:
+        # Switched off since: they are as any other, whatever was noted of them.
+        status.hosts_demoted, status.demoted = 0, []
     rates = [_rates(shard, now_ms, ALIVE_LEASES * status.lease_ms) for shard in shards]
     status.shards = [_shard_status(shard, rate) for shard, rate in zip(shards, rates, strict=True)]
     known = [rate for rate in rates if rate is not None]
@@ -479,9 +486,11 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
         "hosts_giving_up": lambda pipe, keys: pipe.zcard(keys.giving_up),
         "hosts_given_up": lambda pipe, keys: pipe.zcard(keys.given_up),
         "hosts_blocked": lambda pipe, keys: pipe.zcard(keys.blocked),
+        "hosts_demoted": lambda pipe, keys: pipe.zcard(keys.demoted),
         "failing": lambda pipe, keys: pipe.zrange(keys.failing, 0, most, withscores=True),
         "given_up": lambda pipe, keys: pipe.zrange(keys.given_up, 0, most, withscores=True),
         "blocked": lambda pipe, keys: pipe.zrange(keys.blocked, 0, most, withscores=True),
+        "demoted": lambda pipe, keys: pipe.zrange(keys.demoted, 0, most, withscores=True),
         "sample": lambda pipe, keys: pipe.zrandmember(keys.schedule, sampled),
         "revisits": lambda pipe, keys: pipe.zcard(keys.revisits),
         "next_revisit": lambda pipe, keys: pipe.zrange(keys.revisits, 0, 0, withscores=True),
@@ -559,7 +568,10 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
     hosts = {
         host: shard.keys
         for shard in shards
-        for host in (*shard.sample, *(host for place in ("failing", "blocked") for host, _ in shard.named(place)))
+        for host in (
+            *shard.sample,
+            *(host for place in ("failing", "blocked", "demoted") for host, _ in shard.named(place)),
+        )
     }
     scheduled = [shard for shard in shards if shard.answers["hosts_scheduled"]]
     if not waiting and not hosts and not scheduled:
@@ -804,6 +816,7 @@ def _name_hosts(status: Status, shards: Sequence[_Shard], details: _Details, now
 
     status.failing = named("failing", lambda shard: shard.now(now_ms))
     status.blocked = named("blocked", lambda shard: now_ms)
+    status.demoted = named("demoted", lambda shard: now_ms)
     status.given_up = [one.host for one in named("given_up", lambda shard: now_ms)]
     sample = (HostStatus(host, details.hosts[host][0]) for shard in shards for host in shard.sample)
     status.top_hosts = sorted(sample, key=lambda one: (-one.queued, one.host))[:HOSTS_NAMED_MAX]
@@ -921,6 +934,7 @@ def status_lines(status: Status) -> list[str]:
         ("hosts failing", _named(status.hosts_failing, [_failing_text(one) for one in status.failing])),
         ("hosts given up", _named(status.hosts_given_up, status.given_up)),
         ("hosts blocked", _named(status.hosts_blocked, [_kept_text(one) for one in status.blocked])),
+        ("hosts demoted", _named(status.hosts_demoted, [_kept_text(one) for one in status.demoted])),
     ]
     top = [_kept_text(one) for one in status.top_hosts[:NAMED_MAX] if one.queued]
     if top:

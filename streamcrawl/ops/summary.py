@@ -99,6 +99,13 @@ def summary_lines(run: Run, status: Status) -> list[str]:
         kept = ", ".join(f"{one.host} keeps {counted(one.queued, 'page')}" for one in status.blocked)
         more = status.hosts_blocked - len(status.blocked)
         lines.append(f"  hosts blocked: {kept}" + (f" and {number(more)} more" if more > 0 else ""))
+    if status.demoted:
+        names = ", ".join(one.host for one in status.demoted)
+        more = status.hosts_demoted - len(status.demoted)
+        lines.append(
+            f"  hosts demoted, as their pages are near-identical: {names}"
+            + (f" and {number(more)} more" if more > 0 else "")
+        )
     lines += [
         f"  output: {sink.path or sink.name} ({counted(sink.written, 'record')}"
         + (f", {number(sink.waiting)} not written yet)" if sink.waiting else ")")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SPANS: Final = ((172_800_000, 86_400_000, "d"), (7_200_000, 3_600_000, "h"), (120_000, 60_000, "min"))
 """From how many ms on a span is shown in whole units of how many ms, and their name."""
+_GLOB: Final = re.compile(r"([\[\]\\?*^])")
 _PORT: Final = re.compile(r":\d+$")
 
 
@@ -24,6 +25,11 @@ def span(ms: int) -> str:
         if ms >= least:
             return f"{ms // unit} {name}"
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{max(0, ms)} ms"
+
+
+def glob_of(text: str) -> str:
+    """Return the pattern by which Redis finds this text alone."""
+    return _GLOB.sub(r"\\\1", text)
 
 
 def moment(ms: int) -> str:

@@ -1,10 +1,10 @@
 """The put loop: sends items in batches, one call after another.
 
-While a call is under way the next batch gathers, so batches grow with the load and a lone put waits for nobody. Items
-are numbered as they are sent, and the store keeps the number of the last one it accepted: a batch whose answer was lost
-is sent again and nothing is doubled (queue_put.lua). What was accepted in the last moments is kept here, because a
-store that is restarted may have forgotten it; it says so by that number, and gets it again. If this loop dies, every
-put waits.
+While a call is under way the next batch gathers, so batches grow with the load and a lone put waits for nobody. Each
+batch has a number, its turn, under which the store keeps its answer: one whose answer was lost is sent again, and
+nothing is doubled (queue_put.lua). What was accepted in the last moments is kept here, because a store that is
+restarted may have forgotten it; it says so by how many items it has of us, and gets them again. If this loop dies,
+every put waits.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class PutLoop:
         self._give_up = asyncio.Event()
         self._is_full = False
         self._is_stopped = False
+        self._turn = 0
         self.number = 0
         """Of the last item that the store has accepted."""
         self.is_behind = False
@@ -83,9 +84,13 @@ class PutLoop:
         """Queue items; the future ends when all are accepted, or raises QueueFull, QueueClosed or a StoreError."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         group = _Group(future, len(packed), is_patient=is_patient)
+        while self._waiting and self._waiting[0][1].future.done():
+            self._waiting.popleft()
         if self._is_full and not is_patient:
-            group.fail(_full())
-            return future
+            if self._waiting:  # for room: nobody goes before them
+                group.fail(_full())
+                return future
+            self._room.set()  # those who did have given up, and nobody has asked since
         self._waiting.extend((item, group) for item in packed)
         self._wake.set()
         return future
@@ -150,7 +155,8 @@ class PutLoop:
             self._waiting.extendleft(reversed(batch))
             self._rewind(answer.number)
             return
-        self._accept(packed[: answer.number])
+        if answer.word == "OK":
+            self._accept(packed[: answer.number], answer.last)
         for _, group in batch[: answer.number]:
             group.left -= 1
             if not group.left and not group.future.done():
@@ -176,8 +182,9 @@ class PutLoop:
         await sleep_or_stop(self._room, self._pause_s * (0.5 + random.random() / 2))
 
     async def _call(self, packed: Sequence[bytes], *, is_again: bool = False) -> Put:
+        self._turn += 1
         return await until_answered(
-            lambda: self._store.put(self._member, self.number + 1, packed, is_again=is_again),
+            lambda: self._store.put(self._member, self._turn, self.number, packed, is_again=is_again),
             self._patience,
             self._give_up,
         )
@@ -185,11 +192,11 @@ class PutLoop:
     async def _refuse(self, batch: list[tuple[bytes, _Group]], error: StoreFull) -> None:
         """The server has no memory for the batch: its callers hear it, but for those whose items are there already.
 
-        An earlier try may have been executed although its answer was lost, and a number must never mean two items.
+        An earlier try may have been executed although its answer was lost.
         """
         tick = await until_answered(lambda: self._store.tick(self._member), self._patience, self._give_up)
-        accepted = max(0, tick.last - self.number)
-        self._accept([item for item, _ in batch[:accepted]])
+        accepted = tick.accepted if tick.turn == self._turn else 0
+        self._accept([item for item, _ in batch[:accepted]], tick.last)
         for position, (_, group) in enumerate(batch):
             group.left -= position < accepted
             if not group.left and not group.future.done():
@@ -199,13 +206,14 @@ class PutLoop:
 
     # -- a store that forgets
 
-    def _accept(self, packed: list[bytes]) -> None:
+    def _accept(self, packed: list[bytes], last: int) -> None:
+        """Remember what was accepted, the last of it under the number `last`."""
         if not packed:
             return
+        self.number = last
         now, size = time.monotonic(), sum(map(len, packed)) + 64 * len(packed)
-        self._recent.append(_Recent(self.number + 1, now, packed, size))
+        self._recent.append(_Recent(last - len(packed) + 1, now, packed, size))
         self._recent_bytes += size
-        self.number += len(packed)
         while self._recent[0].at < now - RECENT_S or (self._recent_bytes > RECENT_BYTES and len(self._recent) > 1):
             self._recent_bytes -= self._recent.popleft().size
 
@@ -236,7 +244,7 @@ class PutLoop:
             if answer.word == "FORGOT":
                 self._rewind(answer.number)
                 continue
-            self._accept(chunk)
+            self._accept(chunk, answer.last)
             self._kept = self._kept[len(chunk) :]
         self.is_behind = False
 

@@ -40,6 +40,7 @@ from streamcrawl.store.queue_store import (
     unlist,
 )
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.logs import printable
 from streamcrawl.work.loops import Patience, until_answered
 
 if TYPE_CHECKING:
@@ -378,8 +379,8 @@ class TaskQueue(Generic[T]):
             raise ValueError(f"priority {priority} is none of this queue's: 0 to {levels - 1} (levels={levels})")
         if not 0 <= delay_s <= DELAY_MAX_S:
             raise ValueError(f"delay_s {delay_s!r} will not do: 0 to {DELAY_MAX_S} (a year)")
-        if len(item_id) > ID_BYTES_MAX:
-            raise ValueError(f"an id of {len(item_id)} characters is too long: {ID_BYTES_MAX} at most")
+        if len(item_id.encode()) > ID_BYTES_MAX:
+            raise ValueError(f"an id of {len(item_id.encode())} bytes is too long: {ID_BYTES_MAX} at most")
         try:
             payload = self._encode(item)
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -464,6 +465,8 @@ class TaskQueue(Generic[T]):
             else:
                 self._begin(handle)
                 out.append(handle)
+        if len(set(out)) < len(out):
+            raise ValueError("a handle is among them twice: its second end would come too late, and look lost")
         return lost + await self._settles.done(out)
 
     async def retry(self, handle: Handle[T], *, after_s: float = 0.0, error: str = "") -> None:
@@ -493,7 +496,7 @@ class TaskQueue(Generic[T]):
 
     async def _end(self, handle: Handle[Any], how: str, number: int, error: str) -> None:
         self._begin(handle)
-        if await self._settles.end(handle, how, number, error[-ERROR_CHARACTERS_MAX:]):
+        if await self._settles.end(handle, how, number, printable(error)[-ERROR_CHARACTERS_MAX:]):
             raise _lost(handle)
 
     def _begin(self, handle: Handle[Any]) -> None:
@@ -533,7 +536,10 @@ class TaskQueue(Generic[T]):
             await self.task_done(handle)
             return
         after_s = error.after_s if isinstance(error, Retry) else None
-        if after_s is None:
+        if after_s is not None:
+            # Refused for what the work asked for (it may be inf, nan, in the past), the item would stay out for good.
+            after_s = min(max(0.0, after_s), DELAY_MAX_S)
+        else:
             after_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(handle.attempts - 1, 20))
         _log.warning("queue %s: attempt %d at %s failed: %r", self.name, handle.attempts, handle.id, error)
         await self.retry(handle, after_s=after_s, error="".join(traceback.format_exception(error)))
@@ -745,13 +751,13 @@ class Processing(Generic[T]):
             await self._scope.__aexit__(kind, error, trace)
         except TimeoutError:  # of our scope: the lease was lost, and the block cancelled for it
             raise _lost(handle) from error
-        if error is None:
-            await self._queue.task_done(handle)
-            return False
         if handle.is_lost:
             raise _lost(handle) from error
         if handle.state is not State.OUT:
             return False  # settled inside of the block: nobody but the caller can act on what came after
+        if error is None:
+            await self._queue.task_done(handle)
+            return False
         if isinstance(error, Exception):
             await self._queue.fail(handle, error)
             return True

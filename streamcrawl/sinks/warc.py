@@ -6,13 +6,15 @@ transfer coding is undone where the connection is read, its header is called `X-
 Crawl does), so that nobody takes the payload for chunks. The payload is as it came: a gzip, br or zstd body stays one,
 and its Content-Encoding says so.
 
-A payload that this process has written already becomes a `revisit` record with the head alone, and so does a 304. What
-it knows of is bounded, and forgotten with the process: then a payload is there twice, which costs room and no more.
+A payload that this process has written already becomes a `revisit` record with the head alone, and so does a 304, which
+refers to the record in which the payload of its URL stands. What is known of is bounded, and forgotten with the
+process: then a payload is there twice, which costs room and no more, and a 304 refers to its URL alone.
 Sources: ISO 28500:2017 (WARC 1.1), sections 6.3, 6.4, 6.7 and annex D (gzip).
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from base64 import b32encode
 from collections import OrderedDict
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
 
 BATCH_MAX: Final = 32
 """Items in one write: each may hold a whole body of `--max-body`, and redirects before it."""
-PAYLOADS_KNOWN: Final = 200_000
-"""Some 60 MB: a digest, and where and when its payload was first written."""
+KNOWN_MAX: Final = 300_000
+"""Some 80 MB: by digest, and by URL where the host may be asked whether it changed, where and when a payload was first
+written."""
 _GZIP: Final = b"\x1f\x8b\x08"
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
+_VALIDATOR: Final = re.compile(rb"\n(?:etag|last-modified):", re.IGNORECASE)
+_CONDITION: Final = re.compile(rb"\n(?:if-none-match|if-modified-since):", re.IGNORECASE)
 _IDENTICAL: Final = "http://netpreserve.org/warc/1.1/revisit/identical-payload-digest"
 _NOT_MODIFIED: Final = "http://netpreserve.org/warc/1.1/revisit/server-not-modified"
 
@@ -45,6 +50,16 @@ class _First(NamedTuple):
     record_id: str
     url: str
     date: str
+    digest: str
+
+    def named(self) -> list[tuple[str, str]]:
+        """Return the headers of a record that refers to it."""
+        return [
+            ("WARC-Payload-Digest", self.digest),
+            ("WARC-Refers-To", self.record_id),
+            ("WARC-Refers-To-Target-URI", self.url),
+            ("WARC-Refers-To-Date", self.date),
+        ]
 
 
 class WarcRecords:
@@ -54,7 +69,7 @@ class WarcRecords:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _First] = OrderedDict()
-        """Digest -> the first record with such a payload, of those that are written."""
+        """Digest, or URL -> the first record with such a payload, of those that are written."""
         self._new: dict[str, _First] = {}
         """The same of what was encoded last, and may never be written."""
 
@@ -78,7 +93,7 @@ class WarcRecords:
     def written(self) -> None:
         self._known |= self._new
         self._new.clear()
-        while len(self._known) > PAYLOADS_KNOWN:
+        while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
     def _exchange(self, exchange: Exchange) -> list[bytes]:
@@ -97,19 +112,20 @@ class WarcRecords:
         kind = "revisit"
         if exchange.status == 304:
             more = [("WARC-Profile", _NOT_MODIFIED)]
+            had = self._new.get(exchange.url) or self._known.get(exchange.url)
+            if had is not None:
+                more += had.named()
+            elif _CONDITION.search(exchange.request) is not None:
+                more.append(("WARC-Refers-To-Target-URI", exchange.url))  # what it was asked for was had there
         elif exchange.body and first is not None:
-            more = [
-                ("WARC-Payload-Digest", digest),
-                ("WARC-Profile", _IDENTICAL),
-                ("WARC-Refers-To", first.record_id),
-                ("WARC-Refers-To-Target-URI", first.url),
-                ("WARC-Refers-To-Date", first.date),
-            ]
+            more = [("WARC-Profile", _IDENTICAL), *first.named()]
         else:
             kind, block = "response", exchange.head + exchange.body
             more = [("WARC-Payload-Digest", digest)]
             if exchange.body:
-                self._new[digest] = _First(record_id, exchange.url, exchange.began_at)
+                first = self._new[digest] = _First(record_id, exchange.url, exchange.began_at, digest)
+        if first is not None and exchange.status == 200 and _VALIDATOR.search(exchange.head) is not None:
+            self._new[exchange.url] = first
         request = [
             ("WARC-Record-ID", _new_id()),
             ("WARC-Date", exchange.began_at),

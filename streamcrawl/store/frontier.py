@@ -50,6 +50,7 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("delay_ms", "delay_ms"),
     ("delay_factor", "delay_factor"),
     ("delay_max_ms", "delay_max_ms"),
+    ("demotion_max", "demotion_max"),
     ("cap", "host_concurrency"),
     ("robots", "obey_robots"),
     ("pages_max", "pages_max"),
@@ -151,6 +152,8 @@ class Commit:
     """Why the host's delay doubles."""
     url: str = ""
     """Of the page, for its items."""
+    sketch: str = ""
+    """Of a sample of pages, what tells one from others of its host (rules/alike.py)."""
 
     def pack(self, since_end_ms: int | None = None) -> bytes:
         return _PACK(
@@ -170,6 +173,7 @@ class Commit:
                 self.took_ms,
                 "" if self.refusal is None else self.refusal.value,
                 self.url,
+                self.sketch,
             )
         )
 
@@ -537,7 +541,7 @@ class Frontier:
             yield hosts
         for start in range(0, len(streamed), size):
             yield list(streamed[start : start + size])
-        for key in (self.keys.blocked, self.keys.given_up):
+        for key in (self.keys.blocked, self.keys.given_up, self.keys.demoted):
             members: list[str] = []
             with mapped_errors():
                 async for member, _ in self.client.zscan_iter(key, count=size):

@@ -42,6 +42,7 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^failing$", "failing", "zset", True),
         (r"^giving_up$", "giving_up", "zset", True),
         (r"^given_up$", "given_up", "zset", True),
+        (r"^demoted$", "demoted", "zset", True),
         (r"^blocked$", "blocked", "zset", True),
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
@@ -113,6 +114,8 @@ class Keys(_Prefixed):
         self.failing: Final = self.prefix + "failing"
         self.giving_up: Final = self.prefix + "giving_up"
         self.given_up: Final = self.prefix + "given_up"
+        self.demoted: Final = self.prefix + "demoted"
+        """Hosts that yield nothing but near-identical pages, since when (wall clock)."""
         self.blocked: Final = self.prefix + "blocked"
         self.dead: Final = self.prefix + "dead"
         self.workers: Final = self.prefix + "workers"

@@ -77,6 +77,8 @@ class Put(NamedTuple):
     """Accepted of the batch, from its beginning; with FORGOT the number of the last item that the store has."""
     left: int = -1
     """Unsettled items of the queue; -1 when it was not said."""
+    last: int = -1
+    """Items of this member that were accepted in all; -1 when it was not said."""
 
 
 class Ending(NamedTuple):
@@ -104,7 +106,11 @@ class Tick(NamedTuple):
     left: int
     is_closed: bool
     last: int
-    """Number of the last item that the store has of this member."""
+    """Items that the store has accepted of this member."""
+    turn: int
+    """Of its last put."""
+    accepted: int
+    """By that one."""
 
 
 class QueueStore:
@@ -125,15 +131,19 @@ class QueueStore:
                 f"the queue {self.keys.name!r} was deleted, or its Redis flushed: open it again to go on with a new one"
             ) from error
 
-    async def put(self, member: str, first: int, packed: Iterable[bytes], *, is_again: bool = False) -> Put:
-        """Put at most PUTS_PER_CALL items (`pack_item`); `first` is the number of the first of them."""
-        answer = await self._run("put", member, first, "again" if is_again else "", *packed)
+    async def put(self, member: str, turn: int, known: int, packed: Iterable[bytes], *, is_again: bool = False) -> Put:
+        """Put at most PUTS_PER_CALL items (`pack_item`).
+
+        `turn` grows by each batch, and stays when one is repeated; `known` is how many of its items the member knows to
+        be accepted.
+        """
+        answer = await self._run("put", member, turn, known, "again" if is_again else "", *packed)
         word = answer[0].decode()
         if word == "INVALID":
             raise StoreIncompatible(
                 f"the queue {self.keys.name!r} refuses item {answer[1]}: another version wrote its script"
             )
-        return Put(word, answer[1], answer[2] if len(answer) > 2 else -1)
+        return Put(word, *answer[1:]) if len(answer) > 1 else Put(word, 0)
 
     async def take(self, member: str, count: int) -> list[list[RawEntry]]:
         """Read at most `count` entries without waiting: a list for each level, the urgent first."""
@@ -159,8 +169,8 @@ class QueueStore:
         return answer[0].decode(), answer[1]
 
     async def tick(self, member: str) -> Tick:
-        _, moved, next_ms, left, closed, last = await self._run("tick", member, DUE_PER_CALL)
-        return Tick(moved, next_ms, left, closed == 1, last)
+        _, moved, next_ms, left, closed, *put = await self._run("tick", member, DUE_PER_CALL)
+        return Tick(moved, next_ms, left, closed == 1, *put)
 
     async def close(self, *, is_closed: bool) -> int:
         """Close the queue or open it again; return how many items are unsettled."""

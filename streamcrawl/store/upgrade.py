@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BEGUN: Final = "when it was begun"
 """Source of the settings that an older version kept without one."""
-_NOT_IN_1: Final = frozenset({"seeds_max", "delay_factor", "delay_max_ms", "revisit_ms", "one_round"})
+_NOT_IN_1: Final = frozenset({"seeds_max", "delay_factor", "delay_max_ms", "demotion_max", "revisit_ms", "one_round"})
 """Fields of the state that scripts of schema 1 did not read."""
 _TRIES_MAX: Final = 20
 """Against commands of the older version that start meanwhile; each writes twice."""

@@ -34,7 +34,7 @@ from streamcrawl.store.shards import Shards
 from streamcrawl.work.board import Board
 from streamcrawl.work.inspection import describe_tasks, sample_memory, stamped_tasks
 from streamcrawl.work.lag import LagLoop, ServerClock
-from streamcrawl.work.logs import Repeats, Said, as_said
+from streamcrawl.work.logs import Repeats, Said, as_said, printable
 from streamcrawl.work.meters import REDIS_SECONDS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Child:
             self._tell(said)
 
     def _tell(self, said: Said) -> None:
-        self.event(event="log", text=str(said), level=said.level.value, fields=dict(said.fields))
+        self.event(event="log", text=printable(said), level=said.level.value, fields=dict(said.fields))
 
     def event(self, **fields: Any) -> None:
         # A supervisor that is gone reads no events; the control line says so, this need not.
@@ -195,19 +195,19 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
     try:
         await role(child)
     except CrawlGone as error:
-        child.event(event="error", text=str(error))
+        child.event(event="error", text=printable(str(error)))
         return EXIT_GONE
     except StoreUnavailable as error:
         child.log(Said.warning(f"{child.spec.role}: ended without the store: {error}"))
     except StoreError as error:
-        child.event(event="error", text=str(error))
+        child.event(event="error", text=printable(str(error)))
         return EXIT_REFUSED
     except StartError as error:
         # What it wants to open may be there in a moment: the supervisor tries again, some times in a row.
         child.log(str(error))
         return EXIT_START
     except StreamcrawlError as error:
-        child.event(event="error", text=str(error))
+        child.event(event="error", text=printable(str(error)))
         return EXIT_CONFIG
     finally:
         if child.is_orphan:

@@ -117,19 +117,48 @@ class CommitLoop:
             # Rounded down: a delay counted from a moment too late is polite, one from a moment too early is not.
             return await self._send([w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch])
 
-        words = await until_answered(call, self._patience, self._give_up)
+        try:
+            words = await until_answered(call, self._patience, self._give_up)
+        except (TypeError, ValueError, OverflowError):
+            if not self._bury_unpackable(batch):
+                raise
+            return
         self._meters.observe(BATCH_SIZE, len(batch))
         for waiting, word in zip(batch, words, strict=True):
             if word in ("DONE", "LEASE_LOST"):
                 outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
                 self._meters.add(COMMITS, 1, self._kind(waiting.commit), outcome)
             if word == "INVALID" and not waiting.is_burial:
-                said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
-                self._log(Said.error(said, entry=waiting.commit.entry_id))
-                self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
-                self._wake.set()
+                self._bury(waiting)
             else:
                 waiting.done(word)
+
+    def _bury(self, waiting: _Waiting) -> None:
+        said = f"commit of {waiting.commit.host} ({waiting.commit.outcome}) was malformed; it is dead now"
+        self._log(Said.error(said, entry=waiting.commit.entry_id))
+        self._queue.append(waiting._replace(commit=waiting.bury(), is_burial=True))
+        self._wake.set()
+
+    def _bury_unpackable(self, batch: list[_Waiting]) -> bool:
+        """Bury what cannot be written, and queue the rest of its batch again; False when it is none of these.
+
+        Raised here, it would end the worker with all that it holds, and each one after it that gets the same entry.
+        """
+        good, bad = [], []
+        for waiting in batch:
+            try:
+                waiting.commit.pack()
+            except (TypeError, ValueError, OverflowError):
+                bad.append(waiting)
+            else:
+                good.append(waiting)
+        self._queue.extendleft(reversed(good))
+        for waiting in bad:
+            if waiting.is_burial:
+                waiting.done("INVALID")  # its entry stays ours until its lease runs out
+            else:
+                self._bury(waiting)
+        return bool(bad)
 
     def _kind(self, commit: Commit) -> str:
         """Return what meters call what was committed."""

@@ -15,11 +15,12 @@ import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import ConfigError, StageError
+from streamcrawl.errors import ConfigError, StageError, Unfit
 from streamcrawl.response import Drop, Request, Response, Retry
 from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex
 from streamcrawl.work.program import PAGE, load_object
@@ -36,6 +37,10 @@ ERROR_MAX_CHARS: Final = 4000
 
 ITEMS_MAX: Final = 10_000
 """Items of one page or item, each counted for every stream that it goes to: so many take the server some 45 ms."""
+REQUESTS_MAX: Final = 100_000
+"""Of one page or item: twice the links that a page may have. A generator without an end would fill the memory."""
+ITEMS_MAX_BYTES: Final = 32_000_000
+"""Of one page or item, for each stream: they travel in one call, and what waits of a stage is bounded by 64 MB."""
 
 
 class PageRecord(msgspec.Struct, frozen=True):
@@ -64,6 +69,8 @@ class Handled(msgspec.Struct):
     requests: list[Request] = msgspec.field(default_factory=list)
     items: list[str | bytes] = msgspec.field(default_factory=list)
     """Flat: stage or sink, record, …"""
+    bytes: int = 0
+    """Of these records."""
 
 
 def page_record(task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> PageRecord:
@@ -138,7 +145,9 @@ class Handler:
 
         Raises:
             Retry, Drop: as the handler raised them.
-            StageError: it raised anything else, or passed its time; the message holds the stack.
+            Unfit: it asks for what cannot be had in this run.
+            StageError: it raised anything else, passed its time, or gave what cannot be taken; the message holds the
+                stack, where there is one of the handler.
         """
         call = _Call()
         running = asyncio.ensure_future(self._run(given, call, depth))
@@ -153,13 +162,14 @@ class Handler:
             await asyncio.wait((running,), timeout=1.0)
             if not self._is_async:
                 self._on_stuck()
+            # The cause last, as in a traceback: lists show that line.
             raise StageError(
-                f"handler passed its {self.timeout_ms / 1000:g} s and was ended; it stood at:\n{where}",
+                f"it stood at:\n{where.rstrip()}\nthe handler passed its {self.timeout_ms / 1000:g} s and was ended",
                 stage=self._stage,
             )
         try:
             return running.result()
-        except (Retry, Drop):
+        except (Retry, Drop, Unfit, StageError):
             raise
         except (Exception, asyncio.CancelledError) as error:
             # A cancellation of its own making: taken for ours, the page would be let go as lost, and a crash counted.
@@ -167,6 +177,13 @@ class Handler:
             raise StageError(text[-ERROR_MAX_CHARS:], stage=self._stage) from error
 
     async def _run(self, what: Any, call: _Call, depth: int) -> Handled:
+        try:
+            return await self._collect(what, call, depth)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # A library that gives up by sys.exit(). These go through every task and end the worker, with all it has.
+            raise RuntimeError(f"the handler raised {type(error).__name__}") from error
+
+    async def _collect(self, what: Any, call: _Call, depth: int) -> Handled:
         handled = Handled()
         if self._threads is not None:
             loop = asyncio.get_running_loop()
@@ -184,16 +201,33 @@ class Handler:
 
     def _add(self, handled: Handled, thing: Any, depth: int) -> None:
         if isinstance(thing, Retry | Drop):
-            raise TypeError(f"{type(thing).__name__} was given as an item: raise it")
+            raise self._refused(f"{type(thing).__name__} was given as an item: raise it")
+        if inspect.iscoroutine(thing) or inspect.isasyncgen(thing):
+            if inspect.iscoroutine(thing):
+                thing.close()
+            raise self._refused("the handler is async, and a decorator or a lambda around it hides that: use async def")
         if not isinstance(thing, Request):
-            handled.items += self._route(thing, depth)
+            routed = self._route(thing, depth)
+            handled.items += routed
+            handled.bytes += sum(map(len, routed[1::2]))
             if len(handled.items) > 2 * ITEMS_MAX:
-                raise ValueError(f"more than {ITEMS_MAX:,} items came of one: they are written in one step")
+                raise self._refused(f"more than {ITEMS_MAX:,} items came of one: they are written in one step")
+            if handled.bytes > ITEMS_MAX_BYTES:
+                raise self._refused(
+                    f"items of more than {ITEMS_MAX_BYTES:,} bytes came of one, counted for each stream they go to: "
+                    "keep what is large in files, and their names in the items"
+                )
             return
         url = canonical_url(thing.url)
         if url is None:
-            raise ValueError(f"{thing.url!r} is not an http(s) URL")
+            raise self._refused(f"{thing.url!r} is not an http(s) URL")
+        if len(handled.requests) == REQUESTS_MAX:
+            raise self._refused(f"more than {REQUESTS_MAX:,} requests came of one")
         handled.requests.append(thing if url == thing.url else msgspec.structs.replace(thing, url=url))
+
+    def _refused(self, why: str) -> StageError:
+        """Return the error of what a handler gave: no frame of its own is to be shown, it is over or suspended."""
+        return StageError(why, stage=self._stage)
 
 
 class _Call:
@@ -206,7 +240,7 @@ class _Call:
         self._thread = threading.get_ident()
         try:
             # In the thread to the end: a sync generator does its work while it is iterated.
-            return list(_as_things(function(what)))
+            return list(islice(_as_things(function(what)), ITEMS_MAX + REQUESTS_MAX + 1))
         except StopIteration as error:
             # A `next()` that found nothing. No future takes it, so whoever waits for this call would wait for ever.
             raise RuntimeError("the handler raised StopIteration") from error

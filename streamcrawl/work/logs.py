@@ -67,6 +67,11 @@ class Said(str):
         return cls(text, Level.ERROR, **fields)
 
 
+def printable(text: str) -> str:
+    """Return a text of anybody's as one that can be stored and shown: lone surrogates (of file names) as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def as_said(text: str, **fields: Any) -> Said:
     """Return what was said with further fields, which do not replace those it has."""
     if isinstance(text, Said):

@@ -36,6 +36,7 @@ from streamcrawl.errors import (
     TooManyRedirects,
 )
 from streamcrawl.response import Drop, Response, Retry
+from streamcrawl.rules.alike import is_sampled, sketch_of
 from streamcrawl.rules.politeness import Refusal, is_of_host, parse_retry_after_ms, refusal_of
 from streamcrawl.rules.retry import Decision, RetryPolicy, decide_error, decide_status
 from streamcrawl.rules.retry import Verdict as RetryVerdict
@@ -61,8 +62,9 @@ from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
-from streamcrawl.work.program import ENCODE, PAGE, stored_item
+from streamcrawl.work.program import PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 
@@ -78,7 +80,6 @@ if TYPE_CHECKING:
     from streamcrawl.web.fetcher import Answer, Fetcher
     from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
-    from streamcrawl.work.program import Program
     from streamcrawl.work.stall import StallWatch
 
 START_WAIT_MAX_MS: Final = 2000
@@ -181,16 +182,13 @@ class PageWork:
         self._telling: set[asyncio.Task[None]] = set()
         if program is not None:
             self._functions = dict(program.pages)
-            self._route = program.router(PAGE, records)
             self._has_takers = bool(records) or not all(stage.is_page for stage in program.stages)
             self._elsewhere = {stage.label: stage for stage in program.stages if stage.is_page}
         else:
+            self._has_takers = bool(records)
             self._elsewhere = {}
-            self._has_takers = True
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
-            self._route = lambda item, depth: [
-                part for raw in (ENCODE(item),) for sink in records for part in (sink, raw)
-            ]
+        self._route = (program or Program(settings.name)).router(PAGE, records)
         self._handlers = {
             label: Handler(
                 function,
@@ -268,7 +266,7 @@ class PageWork:
 
     def bury(self, entry: Entry, task: CrawlTask, reason: str, error: str, status: str = "") -> Commit:
         """Return the commit that makes the task a dead letter."""
-        detail = (task.level.value, encode_task(task), reason, error, status)
+        detail = (task.level.value, encode_task(task), reason, printable(error), status)
         return Commit(entry.id, task.host, task.kind, Outcome.DEAD, detail=detail)
 
     def internal_error(self, entry: Entry, task: CrawlTask, error: str) -> Ending:
@@ -535,22 +533,26 @@ class PageWork:
         handled = Handled()
         links: tuple[str, ...] = ()
         handler, own_stage = self._handlers.get(task.ask.label), self._elsewhere.get(task.ask.label)
-        if answer.status == 304 and conditions_of(task.again):
-            # Nothing came that a handler could read, or that could link to something new.
-            if self._settings.unchanged_records and not self._is_program:
-                handled.items = self._route(page_record(task, answer, response, hops), task.depth)
+        if answer.status == 304 and conditions_of(task.again) and not self._settings.unchanged_records:
+            pass  # nothing came that a handler could read, or that could link to something new
         elif own_stage is not None:
             page = await pack_page(task, answer, hops)
             handled.items = [own_stage.line, stored_item(FETCHED, page, task.depth)]
         elif handler is None and (self._handlers or self._elsewhere or task.ask.label):
-            error = f"no page handler of this program has the label {task.ask.label!r}"
+            known = ", ".join(repr(label) for label in (*self._handlers, *self._elsewhere)) or "none"
+            error = f"no page handler of this program has the label {task.ask.label!r} (there are: {known})"
             return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
         elif handler is None:
             started = time.monotonic()
             links = response.links()
             record = page_record(task, answer, response, hops)
             if self._has_takers:  # of a program with nothing but an archive nobody wants the records
-                handled.items = self._route(record if not self._is_program else msgspec.to_builtins(record), task.depth)
+                try:
+                    handled.items = self._route(
+                        record if not self._is_program else msgspec.to_builtins(record), task.depth
+                    )
+                except StageError as error:  # the stages of a program without page handlers take other items
+                    return self._try_again(entry, task, "handler", str(error), answer, self._policy.base_ms)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
@@ -563,7 +565,7 @@ class PageWork:
                     delay_ms = int(1000 * min(max(0.0, asked.after_s), self._policy.retry_after_max_ms / 1000))
                 return self._try_again(entry, task, "retry", str(asked), answer, delay_ms)
             except Drop as drop:
-                is_word = drop.reason.isidentifier() and len(drop.reason) <= 64
+                is_word = drop.reason.isascii() and drop.reason.isidentifier() and len(drop.reason) <= 64
                 return self._drop(entry, task, drop.reason if is_word else DropReason.HANDLER, answer)
             except StageError as error:
                 delay_ms = int(random.random() * min(self._policy.max_ms, self._policy.base_ms << (task.attempt - 1)))
@@ -571,6 +573,7 @@ class PageWork:
         commit = Commit(entry.id, task.host, task.kind, Outcome.DONE)
         commit.detail = self._next_visit(task, answer, response, hops)
         commit.items, commit.url = handled.items, task.url if self._is_program else ""
+        commit.sketch = self._sketch(task, answer, response)
         ending = _with_answer(Ending(commit), answer, decided)
         if commit.detail[3:]:
             ending.retry_delay_ms = commit.detail[3]
@@ -585,6 +588,13 @@ class PageWork:
             circle=circle,
         )
         return ending
+
+    def _sketch(self, task: CrawlTask, answer: Answer, response: Response) -> str:
+        """Return by what commit.lua tells whether the page is like others of its host; '' for most of them."""
+        # Of errors a host has one page for all, which is no fault of its other pages.
+        if self._settings.demotion_max < 2 or not 200 <= answer.status <= 299 or not is_sampled(task.path):
+            return ""
+        return sketch_of(answer.body, task.path) if response.is_html else ""
 
     def _next_visit(self, task: CrawlTask, answer: Answer, response: Response, hops: list[str]) -> tuple[Any, ...]:
         """Return what commit.lua is to know of the page's next visit; nothing for a crawl without."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import CodecError, ConfigError, StageError, StartError
+from streamcrawl.errors import CodecError, ConfigError, StageError, StartError, Unfit
 from streamcrawl.web.exchange import is_archive
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def _encode_other(value: Any) -> Any:
     """Return what msgspec can write of a value that it does not know: a pydantic model."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
-    raise TypeError(f"an item of type {type(value).__qualname__} cannot be written as JSON")
+    raise TypeError(
+        f"{type(value).__qualname__} is no dict, list, plain value, dataclass, msgspec.Struct or pydantic model"
+    )
 
 
 def _decode_other(kind: type, value: Any) -> Any:
@@ -111,7 +113,17 @@ class Taken:
                 decoder = msgspec.json.Decoder(member, dec_hook=_decode_other)
             except TypeError as error:
                 raise ConfigError(f"a stage cannot take {member!r}: {error}") from error
+            if isinstance(msgspec.inspect.type_info(member), msgspec.inspect.CustomType) and not hasattr(
+                kind, "model_validate"
+            ):
+                raise ConfigError(
+                    f"a stage cannot take {kind.__qualname__}, which cannot be read from JSON: make it a dataclass, a "
+                    "msgspec.Struct or a pydantic model"
+                )
             self._members[kind.__qualname__] = kind, decoder
+
+    def __str__(self) -> str:
+        return "everything" if self._is_any else " | ".join(self._members)
 
     def kind_of(self, item: Any) -> str | None:
         """Return the name of the type by which an item is taken; None when it is not."""
@@ -195,8 +207,14 @@ class Resource:
 
         Raises:
             StartError: it failed, or yielded nothing.
+            ConfigError: it is no async generator.
         """
         self._running = self._function()
+        if not hasattr(self._running, "__anext__"):
+            raise ConfigError(
+                f"{self.name} gave a {type(self._running).__name__}: on_start takes an async def that yields what it "
+                "opened"
+            )
         try:
             self.held = await anext(self._running)
         except StopAsyncIteration as error:
@@ -262,14 +280,21 @@ class Program(msgspec.Struct):
     def router(self, source: str, outputs: Sequence[str]) -> Callable[[Any, int], list[str | bytes]]:
         """Return what says where an item that comes from `source` goes: flat, stage or output, record, ….
 
-        It takes the item and the depth of its page, and raises StageError for an item that nothing takes.
+        It takes the item and the depth of its page. It raises StageError for one that cannot be written or that nothing
+        takes, and Unfit where nothing takes any.
         """
         stages = [stage for stage in self.stages if stage.source == source and not stage.is_page]
         sinks = [stage for stage in self.stages if stage.is_sink and stage.source is None]
         outputs = _for_items(outputs)
 
+        def what(item: Any) -> str:
+            return f"{source} gave an item of type {type(item).__qualname__}"
+
         def route(item: Any, depth: int) -> list[str | bytes]:
-            raw = ENCODE(item)
+            try:
+                raw = ENCODE(item)
+            except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+                raise StageError(f"{what(item)}, which cannot be written as JSON: {error}", stage=source) from error
             flat: list[str | bytes] = []
             is_taken = False
             for stage in stages:
@@ -286,10 +311,14 @@ class Program(msgspec.Struct):
                     flat += (name, raw)
             if not flat:
                 # Said aloud: it would be lost, and nothing would count it.
-                raise StageError(
-                    f"{source} gave an item of type {type(item).__qualname__}, which no later stage and no sink takes",
-                    stage=source,
-                )
+                takers = [f"{stage.name} takes {stage.takes}" for stage in (*stages, *sinks)]
+                if not takers:
+                    # Every item, then: the pages of a whole crawl would die one by one.
+                    raise Unfit(
+                        f"{what(item)}, and nothing takes items (an archive takes pages): declare a sink, or begin "
+                        "again with --fresh and -o FILE.jsonl too"
+                    )
+                raise StageError(f"{what(item)}, which nobody takes ({', '.join(takers)})", stage=source)
             return flat
 
         return route
@@ -307,17 +336,24 @@ def _for_items(outputs: Sequence[str]) -> list[str]:
     return [name for name in outputs if not is_archive(name)]
 
 
+def check_handler(function: Callable[..., Any], given: str) -> None:
+    """Raise ConfigError for a function that cannot be called with one argument, as all handlers are."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", str(function))
+        raise ConfigError(f"{name} is called with {given} alone, and cannot be: {error}") from error
+
+
 def annotation_of(function: Callable[..., Any], *, is_batch: bool) -> Any:
     """Return the annotation of a function's first parameter; of a batch that of its elements.
 
     Raises:
-        ConfigError: it has no parameter, or its annotation is a name that its module does not know.
+        ConfigError: it cannot be called with one argument, or its annotation is a name that its module does not know.
     """
     name = getattr(function, "__qualname__", str(function))
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters:
-        raise ConfigError(f"{name} takes no parameter: give it one, for {'the items' if is_batch else 'the item'}")
-    annotation = parameters[0].annotation
+    check_handler(function, "the list of items" if is_batch else "the item")
+    annotation = next(iter(inspect.signature(function).parameters.values())).annotation
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, getattr(function, "__globals__", {}))
@@ -331,7 +367,8 @@ def annotation_of(function: Callable[..., Any], *, is_batch: bool) -> Any:
     arguments = typing.get_args(annotation)
     origin = typing.get_origin(annotation)
     if len(arguments) != 1 or not (isinstance(origin, type) and issubclass(list, origin)):
-        raise ConfigError(f"{name} gets a batch: annotate its parameter as list[...], not as {annotation}")
+        shown = getattr(annotation, "__qualname__", annotation) if origin is None else annotation
+        raise ConfigError(f"{name} gets a batch: annotate its parameter as list[{shown}], not as {shown}")
     return arguments[0]
 
 
@@ -344,6 +381,9 @@ def load_object(path: str, what: str) -> Any:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ConfigError(f"{what} {path!r} must be written module:attribute, as shop:crawl for `crawl` in shop.py")
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise ConfigError(f"{what} {path!r} names a file: write its module, {dotted}:{name}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

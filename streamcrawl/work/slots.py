@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
-from streamcrawl.errors import CrawlGone, LeaseLost, StoreError
+from streamcrawl.errors import CrawlGone, LeaseLost, StoreError, StreamcrawlError, Unfit
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store.frontier import FETCH_STREAM, Commit
 from streamcrawl.store.restarts import restarts_of
@@ -103,7 +103,7 @@ class Slots:
         concurrency: int,
         stream: str = FETCH_STREAM,
         on_retry: Callable[[int, int], None],
-        on_gone: Callable[[], None],
+        on_over: Callable[[StreamcrawlError], None],
         clock: ServerClock,
         log: Log,
     ) -> None:
@@ -116,7 +116,7 @@ class Slots:
         self._concurrency = concurrency
         self._stream = stream
         self._on_retry = on_retry
-        self._on_gone = on_gone
+        self._on_over = on_over
         self._meters = board.meters
         self._clock = clock
         self._log = log
@@ -267,9 +267,13 @@ class Slots:
             raise
         except LeaseLost:
             self._end(hand)
-        except CrawlGone:
+        except CrawlGone as error:
             self._end(hand)
-            self._on_gone()
+            self._on_over(error)
+        except Unfit as error:
+            # Of this run, not of the page: tried again here until it is dead it would be lost to who can do it.
+            self._chore(self._give_back(hand, Ending(None, is_begun=True)))
+            self._on_over(error)
         except StoreError as error:
             # Its fetch may be done already (the links could not be offered): the host's delay counts from here.
             self._log(Said.warning(f"slot: {error}; {task.url} goes back", entry=entry.id, task=task.url))
@@ -405,8 +409,8 @@ class Slots:
                     self._patience,
                     self._give_up,
                 )
-            except CrawlGone:
-                self._on_gone()
+            except CrawlGone as error:
+                self._on_over(error)
             except StoreError as error:
                 # The lease runs out by itself; somebody takes them back then.
                 said = f"slots: {error}; {len(entry_ids)} entries could not be handed back and wait for their lease"

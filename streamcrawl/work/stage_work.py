@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from streamcrawl.errors import CodecError, StageError, StoreUnavailable
+from streamcrawl.errors import CodecError, StageError, StoreUnavailable, Unfit
 from streamcrawl.response import Drop, Retry
 from streamcrawl.rules.retry import RetryPolicy, backoff_ms
 from streamcrawl.rules.task import Outcome
@@ -24,6 +24,7 @@ from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.fetched import unpack_page
 from streamcrawl.work.handlers import ERROR_MAX_CHARS, Handled, Handler
 from streamcrawl.work.links import FollowedLinks
+from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import HANDLER_SECONDS
 from streamcrawl.work.page_work import Ending
 from streamcrawl.work.program import Item
@@ -124,7 +125,7 @@ class StageWork:
         try:
             return Item.read(entry.fields, int(entry.id.partition("-")[0]))
         except CodecError as error:
-            return StageCommit(entry.id, Outcome.DEAD, ("codec", str(error)[:1000]))
+            return StageCommit(entry.id, Outcome.DEAD, ("codec", printable(str(error))[:1000]))
 
     async def do(self, entry: Entry, item: Item, index: int) -> Ending:
         """Do the whole work of an entry."""
@@ -169,7 +170,7 @@ class StageWork:
 
     def bury(self, entry: Entry, item: Item, reason: str, error: str) -> StageCommit:
         """Return the commit that makes the item a dead letter."""
-        text = f"{self._stage.line}: {item.url}\n{error}"[:ERROR_MAX_CHARS]
+        text = printable(f"{self._stage.line}: {item.url}\n{error}")[:ERROR_MAX_CHARS]
         return StageCommit(entry.id, Outcome.DEAD, (reason, text), host=_host(item))
 
     def internal_error(self, entry: Entry, item: Item, error: str) -> Ending:
@@ -291,7 +292,7 @@ class _Batcher:
             if calling.cancelled():
                 continue
             if (error := calling.exception()) is not None:
-                if len(part) == 1 or isinstance(error, Retry):
+                if len(part) == 1 or isinstance(error, Retry | Unfit):
                     # The whole batch asked to come again, say because a database is away: no item is to blame.
                     for waiting in part:
                         if not waiting.ended.done():

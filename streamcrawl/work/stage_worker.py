@@ -7,7 +7,6 @@ takes nothing but its stage.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +21,7 @@ from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
-from streamcrawl.work.worker import be_replaced, run_loops
+from streamcrawl.work.worker import Over, be_replaced, run_loops
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -63,12 +62,7 @@ async def run_stage(child: Child) -> None:
     spec, settings, crawl = child.spec, child.settings, child.crawl
     program = load_program(spec.app)
     stage = program.stage(spec.stage)
-    gone = asyncio.Event()
-
-    def be_gone() -> None:
-        gone.set()
-        child.stop.set()
-
+    over = Over(child)
     async with contextlib.AsyncExitStack() as opened:
         await open_resources(program, stage.name, opened, child.log)
         work = StageWork(
@@ -92,7 +86,7 @@ async def run_stage(child: Child) -> None:
             concurrency=stage.slots,
             stream=stage_stream(stage.line),
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
-            on_gone=be_gone,
+            on_over=over.note,
             clock=child.clock,
             log=child.log,
         )
@@ -128,5 +122,5 @@ async def run_stage(child: Child) -> None:
             feeding=[shard.due for shard in shards],
             offers=[shard.offers for shard in shards],
             commits=[shard.commit for shard in shards],
-            gone=gone,
+            over=over,
         )

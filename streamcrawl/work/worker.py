@@ -10,7 +10,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from streamcrawl.errors import CrawlGone
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import Dispatched
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
+    from streamcrawl.errors import StreamcrawlError
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.child import Child
@@ -72,6 +72,19 @@ class _ShardLoops:
         self.revisit.hint(delay_ms)
 
 
+class Over:
+    """Why a worker ends that nobody told to, found in a slot: the end of the crawl's epoch, or Unfit."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self.error: StreamcrawlError | None = None
+
+    def note(self, error: StreamcrawlError) -> None:
+        """Stop the worker, which raises the first of these errors when its loops have ended."""
+        self.error = self.error or error
+        self._child.stop.set()
+
+
 async def run_worker(child: Child) -> None:
     """Run the loops until the supervisor says stop, then end them in the order in which they feed each other.
 
@@ -81,12 +94,7 @@ async def run_worker(child: Child) -> None:
     """
     spec, settings, crawl = child.spec, child.settings, child.crawl
     program = load_program(spec.app) if spec.app else None
-    gone = asyncio.Event()
-
-    def be_gone() -> None:
-        gone.set()
-        child.stop.set()
-
+    over = Over(child)
     stalls = StallWatch()
     is_archiving = any(map(is_archive, spec.sinks))
     inside = Inside.of_state(spec.scope)
@@ -121,7 +129,7 @@ async def run_worker(child: Child) -> None:
             child.board,
             concurrency=settings.concurrency,
             on_retry=lambda shard, delay_ms: shards[shard].hint(delay_ms),
-            on_gone=be_gone,
+            on_over=over.note,
             clock=child.clock,
             log=child.log,
         )
@@ -155,7 +163,7 @@ async def run_worker(child: Child) -> None:
                 # With a single shard nothing lies elsewhere.
                 offers=[shard.offers for shard in shards] if len(shards) > 1 else [],
                 commits=[shard.commit for shard in shards],
-                gone=gone,
+                over=over,
                 after_slots=work.addresses.close,
             )
         finally:
@@ -170,18 +178,18 @@ async def run_loops(
     feeding: Sequence[DispatchLoop | DueLoop | RevisitLoop],
     offers: Sequence[OffersLoop],
     commits: Sequence[CommitLoop],
-    gone: asyncio.Event,
+    over: Over,
     after_slots: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run the loops of a worker until it is told to stop or one of them fails, then end them in order.
 
     Args:
         feeding: Those that bring work into the streams.
-        gone: Set when somebody came across the end of the crawl's epoch.
+        over: Where the slots say that the worker cannot go on.
         after_slots: What is to be given back once no slot runs any more.
 
     Raises:
-        CrawlGone, StoreError: as a loop met them.
+        CrawlGone, StoreError, Unfit: as a loop or a slot met them.
     """
     reading = _start(read.run(), "ReadLoop")
     loops = [reading, *(_start(loop.run(), type(loop).__name__) for loop in (*commits, *feeding, *offers))]
@@ -196,7 +204,7 @@ async def run_loops(
         if not reading.done():
             await asyncio.wait((reading,))
         hurry = _start(_hurry(child, slots), "hurry")
-        await slots.stop(0.0 if child.now.is_set() or failed or gone.is_set() else child.grace_s)
+        await slots.stop(0.0 if child.now.is_set() or failed or over.error else child.grace_s)
         hurry.cancel()
         if after_slots is not None:
             await after_slots()
@@ -207,9 +215,9 @@ async def run_loops(
         await asyncio.wait(loops)
         for loop in loops:
             loop.result()
-        if gone.is_set():
+        if over.error is not None:
             # No loop came across it. Without a word the supervisor would start a successor.
-            raise CrawlGone("this crawl was deleted or begun afresh by someone else; this worker ends")
+            raise over.error
     finally:
         stopping.cancel()
 

@@ -34,9 +34,10 @@ from streamcrawl.work.loops import sleep_or_stop
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from streamcrawl.ops.status import DeadLetter
+    from streamcrawl.ops.status import DeadLetter, Status
+    from tests.e2e.command import Running
     from tests.site.server import LoggedRequest, SiteProcess
 
 IS_FULL: Final = os.environ.get("STREAMCRAWL_CHAOS") == "full"
@@ -254,6 +255,29 @@ async def _looking_at(url: str, name: str) -> AsyncIterator[Frontier]:
         yield Frontier(client, Keys(name), epoch.decode())
     finally:
         await client.aclose()
+
+
+async def look_at_embedded(folder: Path, name: str) -> Status | None:
+    """Return how a crawl stands that runs on the embedded server of a folder; None while it is not there."""
+    client = connect(EmbeddedRedis(folder / ".streamcrawl" / name, memory_max_bytes=0).url)
+    try:
+        status = await read_status(client, name)
+    except (StoreUnavailable, ConfigError):
+        return None
+    finally:
+        await client.aclose()
+    return status
+
+
+async def until_true(
+    running: Running, is_so: Callable[[], Awaitable[bool]], what: str, *, within_s: float = 40.0
+) -> None:
+    """Wait until `is_so()` while a command runs; `what` says in words what did not come."""
+    deadline = time.monotonic() + within_s
+    while not await is_so():
+        assert running.process.poll() is None, f"ended before: {what}\n{running.out}{running.err}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{running.out}{running.err}"
+        await asyncio.sleep(0.05)
 
 
 class AuditWatch:

@@ -1,6 +1,7 @@
-"""A consumer of a TaskQueue as a process of its own, for tests to kill: `python -m tests.chaos.queue_process …`.
+"""A consumer or a producer of a TaskQueue as a process of its own, for tests to kill.
 
-It notes each item in a file before it settles it, and ends when the queue is closed and empty.
+`python -m tests.chaos.queue_process URL NAME FILE` notes each item in a file before it settles it, and ends when the
+queue is closed and empty; with `FIRST-END` in place of the file it puts these numbers, each by its id.
 """
 
 from __future__ import annotations
@@ -32,5 +33,14 @@ async def consume(url: str, name: str, path: str) -> None:
         await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
 
 
+async def produce(url: str, name: str, first: int, end: int) -> None:
+    async with TaskQueue(name, url, type=int) as queue:
+        await asyncio.gather(*(queue.put(number, id=str(number)) for number in range(first, end)))
+
+
 if __name__ == "__main__":
-    asyncio.run(consume(*sys.argv[1:]))
+    url, name, what = sys.argv[1:]
+    if "/" in what:
+        asyncio.run(consume(url, name, what))
+    else:
+        asyncio.run(produce(url, name, *map(int, what.split("-"))))

@@ -42,11 +42,11 @@ EXAMPLES: Final = 200 if IS_FULL else 8
 SOON_S: Final = 300.0 if IS_FULL else 60.0
 
 
-class Consumer:
-    """One process; killed at the latest by `close`."""
+class Member:
+    """One process, a consumer or a producer (queue_process.py); killed at the latest by `close`."""
 
-    def __init__(self, url: str, name: str, path: Path) -> None:
-        command = [sys.executable, "-m", "tests.chaos.queue_process", url, name, str(path)]
+    def __init__(self, url: str, name: str, what: Path | str) -> None:
+        command = [sys.executable, "-m", "tests.chaos.queue_process", url, name, str(what)]
         self.process = subprocess.Popen(command, env=os.environ)
 
     def kill9(self) -> None:
@@ -81,8 +81,8 @@ async def test_killed_consumers_lose_nothing(redis_server: RedisServer, tmp_path
             TaskQueue(crawl_name, redis_server.url, type=int, lease_s=1, crashes_max=1000, maxsize=200)
         )
 
-        def start() -> Consumer:
-            consumer = Consumer(redis_server.url, crawl_name, path)
+        def start() -> Member:
+            consumer = Member(redis_server.url, crawl_name, path)
             stack.callback(consumer.close)
             return consumer
 
@@ -124,6 +124,42 @@ async def test_killed_consumers_lose_nothing(redis_server: RedisServer, tmp_path
         await asyncio.wait_for(joining, SOON_S)
         await assert_settled(queue, accepted)
         assert {int(line) for line in path.read_text().split()} == set(range(accepted))
+
+
+async def test_killed_producers_have_put_or_not_and_each_id_once(
+    redis_server: RedisServer, tmp_path: Path, crawl_name: str
+) -> None:
+    """Producers die at any moment and begin again from their start: by its id each item is there once, to the end."""
+    dice, count, kills = random.Random(crawl_name), *((3000, KILLS) if IS_FULL else (300, 2))
+    async with AsyncExitStack() as stack:
+        queue = await stack.enter_async_context(TaskQueue(crawl_name, redis_server.url, type=int, maxsize=50))
+        worked: Counter[int] = Counter()
+
+        async def consume() -> None:
+            async for handle in queue:
+                worked[handle.item] += 1
+                await queue.task_done(handle)
+
+        consuming = [asyncio.create_task(consume()) for _ in range(4)]
+
+        def start() -> Member:
+            producer = Member(redis_server.url, crawl_name, f"0-{count}")
+            stack.callback(producer.close)
+            return producer
+
+        for n in range(kills):
+            producer = start()
+            wanted = n * count // kills + dice.randrange(1, 30)
+            await until(lambda: len(worked) >= wanted, "items of it")  # noqa: B023
+            producer.kill9()
+        assert await asyncio.to_thread(start().process.wait, SOON_S) == 0, "all of them are accepted"
+        async with asyncio.timeout(SOON_S):
+            await queue.join()
+            assert set(worked) == set(range(count))
+            await queue.close()
+            await asyncio.gather(*consuming)
+        assert set(worked.values()) == {1}
+        await assert_settled(queue, count)
 
 
 async def test_lost_answers_repeat_nothing(redis_server: RedisServer, crawl_name: str) -> None:
@@ -245,7 +281,7 @@ async def test_paused_process_is_told_that_its_leases_are_lost(
     path = tmp_path / "done"
     path.touch()
     async with TaskQueue(crawl_name, redis_server.url, type=int, lease_s=1, crashes_max=1000) as queue:
-        consumer = Consumer(redis_server.url, crawl_name, path)
+        consumer = Member(redis_server.url, crawl_name, path)
         try:
             accepted, deadline = 0, time.monotonic() + SOON_S
             while True:
@@ -286,6 +322,8 @@ class _Record:
         """Whose put was cancelled."""
         self.settling: set[int] = set()
         """Whose task_done was called in the end."""
+        self.early: list[set[int]] = []
+        """Of each consumer that ended, what was accepted and not settled at that moment."""
         self.number = 0
 
 
@@ -313,7 +351,11 @@ async def _walk(url: str, name: str, dice: random.Random) -> None:
 
         async def consume(queue: TaskQueue[int]) -> None:
             while True:
-                handle = await queue.get()
+                try:
+                    handle = await queue.get()
+                except QueueClosed:
+                    record.early.append(record.accepted - record.settling)
+                    raise
                 try:
                     await asyncio.sleep(dice.choice([0, 0, 0.003]))
                     if dice.random() < 0.1:
@@ -354,6 +396,7 @@ async def _walk(url: str, name: str, dice: random.Random) -> None:
                 await dice.choice(queues).put(0)
             ends = await asyncio.gather(*consuming, return_exceptions=True)
             assert all(isinstance(end, QueueClosed) for end in ends), ends
+        assert record.early == [set()] * len(consuming), "a consumer ended before the last item"
         assert record.accepted <= record.settling <= record.accepted | record.maybe
         await assert_settled(first, len(record.settling))
         await first.delete()

@@ -12,13 +12,11 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 from aiohttp import web
 
 from streamcrawl.errors import ExitCode
 from tests.e2e.command import REPOSITORY
-from tests.e2e.processes import processes_in
 from tests.programs import POISON, noted
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
@@ -225,30 +223,6 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
     assert once(programs.noted("swallowed")) == wide.expected_pages()
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_stopped_program_leaves_nobody_behind_and_the_next_run_ends_it(
-    programs: Programs, site: SiteProcess, signals: int
-) -> None:
-    arguments = ("pipeline", *programs.seeds(site.seed_url), "--scope", "any", "-o", "out.jsonl")
-    # 90 items of 0.2 s, two at a time, take 9 s: it is stopped with a full queue.
-    running = programs.start("run", *arguments, nap_s=0.2)
-    running.until(lambda: len(programs.noted("weighed")) >= 4, "the first items")
-    for _ in range(signals):
-        running.process.send_signal(signal.SIGTERM)
-    assert running.wait().code == ExitCode.STOPPED
-    psutil.wait_procs([one for group in processes_in(programs.command.folder).values() for one in group], timeout=10)
-    assert processes_in(programs.command.folder) == {}
-    weighed = programs.noted("weighed")
-    assert len(weighed) < 90
-    programs.run(*arguments)
-    assert once([record["url"] for record in programs.command.records("out.jsonl")]) == site.expected_pages()
-    if signals == 1:
-        # What had begun was let finish: nothing ran twice.
-        assert once(programs.noted("weighing")) == site.expected_pages()
-    totals = programs.audit("pipeline")
-    assert totals.get("weigh.crashed", 0) == totals.get("page.crashed", 0) == 0
-
-
 async def test_request_says_method_body_headers_label_and_meta(programs: Programs) -> None:
     seen: list[tuple[str, str, str | None]] = []
 
@@ -327,6 +301,23 @@ def test_worker_that_cannot_open_what_it_needs_tries_again(programs: Programs, h
     assert result.code == ExitCode.DONE, result
     assert result.err.count("OSError: the door is shut") == 2
     assert [record["door"] for record in programs.command.records("out.jsonl")] == ["open"]
+
+
+def test_what_a_handler_needs_and_is_not_installed_ends_the_run_in_a_line_and_costs_no_page(
+    programs: Programs, host: SiteProcess
+) -> None:
+    arguments = ("lean", *programs.seeds(host.seed_url), "-o", "out.jsonl")
+    result = programs.start("run", *arguments).wait()
+    assert result.code == ExitCode.USAGE
+    assert result.err.splitlines()[-1] == (
+        "streamcrawl: response.xpath needs lxml, which is not installed here: pip install 'streamcrawl[xpath]', or use "
+        "response.css"
+    )
+    assert "Traceback" not in result.err
+    programs.gate.touch()
+    programs.run(*arguments)
+    assert host.seed_url in once([record["url"] for record in programs.command.records("out.jsonl")])
+    assert programs.audit("lean").get("page.crashed", 0) == 0
 
 
 def test_pages_are_parsed_by_a_stage_of_their_own_and_again_without_a_fetch(

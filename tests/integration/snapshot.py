@@ -266,6 +266,7 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         if is_asked and not h.get("given_up"):
             expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])
         expect(f"{host} among the blocked", host in state.get("blocked", {}), h.get("blocked") == 1)
+        expect(f"{host} among the demoted", host in state.get("demoted", {}), h.get("demoted", 0) > 0)
         should = (
             queued_of[host] > 0
             and not h.get("given_up")

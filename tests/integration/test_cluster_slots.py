@@ -329,7 +329,7 @@ async def test_no_script_of_a_queue_leaves_its_slot(cluster: RedisCluster) -> No
             await client.config_resetstat()
             store = await open_queue(client, name, levels=2, values={"maxsize": 9})
             items = [pack_item(n % 2, 0, f"id{n}", b"x") for n in range(6)]
-            assert (await store.put("w1", 1, [*items, pack_item(0, 1, "", b"x")])).number == 7
+            assert (await store.put("w1", 1, 0, [*items, pack_item(0, 1, "", b"x")])).number == 7
             entries = [
                 (level, entry_id.decode())
                 for level, rows in enumerate(await store.take("w1", 6))

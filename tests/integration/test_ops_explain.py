@@ -9,11 +9,14 @@ import pytest
 
 from streamcrawl.errors import ConfigError
 from streamcrawl.ops import explain as module
+from streamcrawl.ops import items as in_items
 from streamcrawl.ops.explain import Explanation, explain, explanation_lines
 from streamcrawl.rules.scope import Scope
 from streamcrawl.rules.task import LastVisit, Level, Outcome, encode_rest
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.settings import make_settings
+from streamcrawl.store.frontier import StageCommit
+from streamcrawl.store.keys import GROUP
 from streamcrawl.store.seen import is_seen
 from tests.integration.operated import SHARDS, Operated
 from tests.integration.snapshot import links, sitemaps, urls
@@ -101,6 +104,74 @@ async def test_task_is_found_wherever_it_is(redis_client: Redis, crawl_name: str
     assert found.verdict() == "seen, and done: the output has its record"
 
 
+async def test_items_of_a_page_are_found_wherever_they_are(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, sinks=["out"], host_concurrency=9)
+    lab, url = operated.labs[0], f"{A}/[x]?*=%C3%BC"
+    await lab.frontier.flow(["parse", "price@2"], b"{}")
+    await operated.offer([url, f"{A}/[x]"])
+
+    async def places() -> list[tuple[str, str]]:
+        return [(one.stage, one.place) for one in (await asked(operated, url)).items.found]
+
+    assert await places() == []
+    canonical = (await asked(operated, url)).url
+    for held in await lab.take():
+        record = msgspec.json.encode({"url": held.task.url}).decode()
+        items = ["parse", '["fetched",{"n":1},0]', "price@2", '["Price",{"n":2},0]', "out", record]
+        await lab.end(held, items=items, url=held.task.url)
+    assert await places() == [("fetch:out", "waiting"), ("parse", "waiting"), ("price@2", "waiting")]
+    found = await asked(operated, url)
+    assert found.url == canonical
+    assert found.verdict().startswith("fetched; its record waits for fetch:out (")
+    assert [one.words.partition(" (1")[0] for one in found.items.found[1:]] == [
+        "the page itself waits for parse", "an item (Price) waits for price@2",
+    ]  # fmt: skip
+    [*_, first, second] = [line for line in explanation_lines(found) if " waits for " in line]
+    assert first.index("the page itself") == second.index("an item (Price)")
+
+    stream = lab.keys.stage_stream("price@2")
+    answer: Any = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"}, count=10)
+    [entry_id] = [one.decode() for one, fields in answer[0][1] if fields[b"url"] == canonical.encode()]
+    assert ("price@2", "in hand") in await places()
+    assert (await asked(operated, url)).as_json()["items"][2]["worker"] == "t1"
+    for outcome, detail, place in (
+        (Outcome.RETRY, (60_000,), "delayed"),
+        (Outcome.DEAD, ("handler", "price@2: it\nTraceback\nKeyError: 'price'"), "dead"),
+    ):
+        if place == "dead":
+            await lab.client.zadd(lab.keys.delayed, dict.fromkeys(await lab.client.zrange(lab.keys.delayed, 0, -1), 1))
+            await lab.frontier.due()
+            answer = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"}, count=10)
+            entry_id = answer[0][1][0][0].decode()
+        packed = [StageCommit(entry_id, outcome, detail).pack()]
+        assert (await lab.frontier.stage_commit("t1", "price@2", packed, 0))[0] == ["DONE"]
+        assert await places() == [("fetch:out", "waiting"), ("parse", "waiting"), ("price@2", place)]
+    assert (await asked(operated, f"{A}/[x]")).items.found
+    dead = (await asked(operated, url)).items.found[-1]
+    assert ": handler, attempt 2: KeyError: 'price' (letter " in dead.words
+    assert dead.facts["error"].startswith("price@2: it")
+
+
+async def test_search_for_items_ends_at_its_bounds(
+    redis_client: Redis, crawl_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, host_concurrency=9)
+    lab = operated.labs[0]
+    await lab.frontier.flow(["parse"], b"{}")
+    await operated.offer([f"{A}/many", f"{A}/last"])
+    for held, count in zip(await lab.take(), (300, 1), strict=True):
+        await lab.end(held, items=["parse", '["any",{},0]'] * count, url=held.task.url)
+    assert len((await asked(operated, f"{A}/many")).items.found) == in_items.FOUND_MAX
+    assert "and perhaps more: the first 20 are shown" in explanation_lines(await asked(operated, f"{A}/many"))[-3]
+    assert [one.place for one in (await asked(operated, f"{A}/last")).items.found] == ["waiting"]
+    for name, most in (("LOOKED_MAX", 200), ("BYTES_MAX", 200 * len('["any",{},0]'))):
+        with monkeypatch.context() as patch:
+            patch.setattr(in_items, name, most)
+            found = await asked(operated, f"{A}/last")
+            assert (found.items.found, found.items.searched) == ([], ["the oldest 200 entries of parse"]), name
+            assert any("not looked for beyond the oldest" in line for line in explanation_lines(found))
+
+
 async def test_what_was_typed_is_made_canonical_first(redis_client: Redis, crawl_name: str) -> None:
     operated = await Operated.opened(redis_client, crawl_name)
     await operated.offer([f"{A}/x%20y"])
@@ -131,8 +202,12 @@ async def test_which_line_of_robots_txt_decides(redis_client: Redis, crawl_name:
     await lab.end(held, Outcome.DROPPED)
     dropped = await asked(operated, f"{A}/private/a")
     assert dropped.verdict() == (
-        "seen, and nowhere any more: done (then the output has its record) or dropped, as robots.txt asks, perhaps "
-        f"(dropped in the whole crawl: {next(iter(dropped.dropped))} 1)"
+        "seen, and nowhere any more: dropped, most likely: disallowed by line 2: Disallow: /private of its robots.txt "
+        "(dropped in the whole crawl: robots 1)"
+    )
+    assert (await asked(operated, f"{A}/private/b")).verdict() == (
+        "never seen: no page that was fetched links to it, and no seed is it; found, it would be dropped: disallowed "
+        "by line 2: Disallow: /private of its robots.txt"
     )
     await lab.client.set(lab.keys.robots(A), '{"verdict":"allow","status":404,"delay_ms":0}\n', px=60_000)
     assert (await asked(operated, f"{A}/private/a")).is_allowed is True
@@ -183,6 +258,27 @@ async def test_trap_that_a_link_is_taken_for_is_named(redis_client: Redis, crawl
     # As a seed it is fetched all the same.
     await operated.offer([f"{A}/a/b/a/b/a/b"])
     assert (await asked(operated, f"{A}/a/b/a/b/a/b")).found.place == "queued"
+
+
+async def test_reason_of_what_was_dropped_is_derived_where_it_can_be(redis_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(redis_client, crawl_name, pages_per_host_max=1, depth_max=3, allow_private=False)
+    lab = operated.labs[0]
+    inside = "http://169.254.169.254/latest"
+    await operated.offer([*urls("a.test", 3), inside])
+    for held in await lab.take():
+        is_inside = held.task.url == inside
+        await lab.end(held, Outcome.DROPPED if is_inside else Outcome.DONE, detail=("blocked_address",) * is_inside)
+    await lab.frontier.give_up(after_ms=10**9, idle_ms=10**9)
+    counts = "(dropped in the whole crawl: host_budget 2, blocked_address 1)"
+    assert (await asked(operated, f"{A}/2")).verdict() == (
+        f"seen, and nowhere any more: dropped, most likely: its host had its 1 pages {counts}"
+    )
+    assert (await asked(operated, inside)).verdict() == (
+        "seen, and nowhere any more: dropped, most likely: 169.254.169.254 is a metadata address, which this crawl "
+        f"does not connect to {counts}"
+    )
+    unseen = (await asked(operated, "http://b.test/")).verdict()
+    assert unseen == "never seen: no page that was fetched links to it within --depth 3, and no seed is it"
 
 
 async def test_url_is_looked_for_in_the_form_of_the_crawl(redis_client: Redis, crawl_name: str) -> None:

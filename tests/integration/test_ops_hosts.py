@@ -207,7 +207,7 @@ async def test_robots_txt_of_a_host_in_words(redis_client: Redis, crawl_name: st
 async def test_hosts_that_stand_out_are_listed(redis_client: Redis, crawl_name: str, shards: int) -> None:
     operated = await Operated.opened(redis_client, crawl_name, shards=shards)
     assert host_list_lines(await list_hosts(operated.crawl, 5)) == [
-        "no host is blocked, failing or given up, and none has anything queued"
+        "no host is blocked, failing, demoted or given up, and none has anything queued"
     ]
     for n in range(1, 9):
         await operated.offer(urls(f"h{n}.test", n))

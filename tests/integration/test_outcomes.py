@@ -93,7 +93,7 @@ ENDINGS: Final[dict[str, Ending]] = {
             *("gzip_members", "gzip_padded", "gzip_empty", "gzip_chunked", "coding_unknown"),
             *("chunked", "chunk_trailers", "chunk_extension", "chunk_extension_long", "informed_100", "informed_103"),
             *("header_30k", "headers_100", "headers_twice", "header_bytes", "header_folded", "cookies"),
-            *("type_none", "type_none_binary", "type_wrong", "type_feed", "type_strange"),
+            *("type_none", "type_empty", "type_none_binary", "type_wrong", "type_feed", "type_strange"),
             *("latin1", "charset_bom", "charset_meta", "charset_late", "charset_none", "charset_unknown"),
             *("charset_gb18030", "charset_lie", "refresh_self", "links_300"),
         ),
@@ -107,7 +107,7 @@ WHOLE: Final = frozenset(
         *("gzip_members", "gzip_padded", "gzip_chunked", "coding_unknown"),
         *("chunked", "chunk_trailers", "chunk_extension", "chunk_extension_long", "informed_100", "informed_103"),
         *("header_30k", "headers_100", "headers_twice", "header_bytes", "header_folded", "cookies"),
-        *("type_none", "type_strange"),
+        *("type_none", "type_empty", "type_strange"),
     }
 )
 """These are page 0 of their host, however it comes."""

@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import msgspec
 import pytest
 from pyarrow import parquet as pq
 from warcio.archiveiterator import ArchiveIterator
@@ -169,6 +170,58 @@ async def test_archive_tells_a_payload_of_an_earlier_part_by_its_digest_unless_i
     await output.append([encode_exchanges([exchange_of("http://c/", same), exchange_of("http://e/", same)])])
     assert kinds(tmp_path / "a-00002.warc.gz.part") == ["warcinfo", "response", "request", "revisit", "request"]
     await output.close()
+
+
+def told(url: str, tag: str, body: bytes = b"", *, asks: bool = False) -> bytes:
+    """Return an answer with an ETag, which a request asked about or not; without a body, that nothing changed."""
+    one = exchange_of(url, body, 200 if body else 304)
+    condition = b"If-None-Match: %b\r\n" % tag.encode() if asks else b""
+    request, head = one.request.removesuffix(b"\r\n") + condition + b"\r\n", one.head.removesuffix(b"\r\n")
+    head += b"ETag: %b\r\n\r\n" % tag.encode()
+    return encode_exchanges([msgspec.structs.replace(one, request=request, head=head)])
+
+
+async def test_answer_that_nothing_changed_refers_to_the_record_with_the_payload_as_far_as_that_is_known(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.warc.gz"
+    output = opened(path)
+    await output.resume(Mark())
+    for item in (
+        told("http://a/", '"1"', b"text"),
+        told("http://b/", '"2"', b"text"),
+        told("http://b/", '"2"', asks=True),
+        told("http://a/", '"1"', asks=True),
+        told("http://c/", '"3"'),
+    ):
+        mark = await output.append([item])
+    await output.close()
+    later = opened(path)  # another process, which knows of none
+    await later.resume(mark)
+    await later.append([told("http://b/", '"2"', asks=True)])
+    await later.close()
+    assert_valid(path)
+    first, *others, unasked, alone = answers_in(path)
+    about = {
+        "WARC-Refers-To": first["WARC-Record-ID"],
+        "WARC-Refers-To-Target-URI": "http://a/",
+        "WARC-Refers-To-Date": first["WARC-Date"],
+        "WARC-Payload-Digest": first["WARC-Payload-Digest"],
+    }
+    profiles = [one["WARC-Profile"].rpartition("/")[2] for one in (*others, unasked, alone)]
+    assert profiles == ["identical-payload-digest", *["server-not-modified"] * 4]
+    assert all(about.items() <= one.items() for one in others)
+    assert [name for name in unasked if name.startswith("WARC-Refers")] == [], "nobody asked whether it had changed"
+    assert {name: value for name, value in alone.items() if name.startswith("WARC-Refers")} == {
+        "WARC-Refers-To-Target-URI": "http://b/"
+    }
+
+
+def answers_in(path: Path) -> list[dict[str, str]]:
+    """Return the headers of the records of answers."""
+    with open(path, "rb") as file:
+        records = [record for record in ArchiveIterator(file) if record.rec_type in ("response", "revisit")]
+    return [dict(record.rec_headers.headers) for record in records]
 
 
 def kinds(path: Path) -> list[str]:

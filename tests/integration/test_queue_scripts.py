@@ -71,43 +71,70 @@ async def let_idle(store: QueueStore, level: int, entry_id: str, member: str = M
 # -- put
 
 
-async def test_repeated_put_goes_on_where_the_lost_answer_was(store: QueueStore) -> None:
+async def test_repeated_put_says_the_same_and_writes_nothing_more(store: QueueStore) -> None:
     batch = [item(b"%d" % n) for n in range(7)]
-    assert await store.put(ME, 1, batch) == Put("OK", 5, 5)  # five is the bound
-    assert await store.put(ME, 1, batch) == Put("OK", 5, 5)
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)  # five is the bound
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)
     await read(store, 2)
-    # What the repetition finds room for is accepted by it, once.
-    assert await store.put(ME, 1, batch) == Put("OK", 7, 7)
-    assert await store.put(ME, 1, batch) == Put("OK", 7, 7)
-    assert [fields[b"item"] for _, _, fields in await read(store)] == [b"2", b"3", b"4", b"5", b"6"]
-    # Another member's numbers are its own.
-    assert (await store.put(OTHER, 1, [item()])).number == 1
-    assert (await totals(store))["created"] == 8
+    # Read late by the server, when there is room: what it would add may have been cancelled since.
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)
+    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6)
+    assert (await store.put(ME, 1, 0, batch)).last == 6
+    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6)
+    tick = await store.tick(ME)
+    assert (tick.last, tick.turn, tick.accepted) == (6, 2, 1)
+    # One that found no room at all writes nothing later, either.
+    assert await store.put(ME, 3, 6, [item()] * 2) == Put("OK", 1, 7, 7)
+    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7)
+    await read(store, 1)
+    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7)
+    # One that its member took for failed may have been executed after all: what follows it is no repetition.
+    assert await store.put(ME, 5, 6, [item(b"last")]) == Put("OK", 1, 8, 8)
+    assert [fields[b"item"] for _, _, fields in await read(store)] == [b"3", b"4", b"other", b"x", b"last"]
+    # Another member's are its own.
+    assert (await store.put(OTHER, 1, 0, [item()])).last == 1
+    assert (await totals(store))["created"] == 9
+
+
+async def test_each_level_has_its_share_whatever_is_taken_at_a_time(store_client: Redis, crawl_name: str) -> None:
+    for count in (1, 3, 7, 64):
+        store = await open_queue(store_client, f"{crawl_name}-{count}", levels=5, values={"maxsize": 0})
+        # As much as 256 turns may take of each, and something behind it.
+        numbers = iter(range(1, 1000))
+        for level in range(5):
+            await store.put(ME, next(numbers), 0, [item(level=level)] * PUTS_PER_CALL)
+        got = [0] * 5
+        while sum(got) < 256:
+            for level, _, _ in await read(store, min(count, 256 - sum(got))):
+                got[level] += 1
+        assert got == [171, 64, 16, 4, 1], count
+        await store.delete()
 
 
 async def test_store_that_forgot_says_from_where_on(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(b"1"), item(b"2")])
-    assert await store.put(ME, 4, [item(b"4")]) == Put("FORGOT", 2)
+    await store.put(ME, 1, 0, [item(b"1"), item(b"2")])
+    assert await store.put(ME, 2, 3, [item(b"4")]) == Put("FORGOT", 2)
     await store.close(is_closed=True)
     # Accepted before: neither closed nor full refuses it now.
     again = [item(b"%d" % n) for n in range(3, 9)]
-    assert await store.put(ME, 3, again, is_again=True) == Put("OK", 6, 8)
-    assert await store.put(ME, 9, [item()]) == Put("CLOSED", 0)
-    # A batch of which some is there already says how much, closed or not.
-    assert await store.put(ME, 8, [item(b"8"), item(b"9")]) == Put("CLOSED", 1)
-    assert await store.put(ME, 8, [item(b"8")]) == Put("OK", 1, 8)
+    assert await store.put(ME, 3, 2, again, is_again=True) == Put("OK", 6, 8, 8)
+    assert await store.put(ME, 4, 8, [item()]) == Put("CLOSED", 0)
+    # A repetition of what was accepted before it was closed says so.
+    assert await store.put(ME, 3, 2, again, is_again=True) == Put("OK", 6, 8, 8)
+    # Nothing asks how it stands, closed or not.
+    assert await store.put(ME, 5, 8, []) == Put("OK", 0, 8, 8)
 
 
 @pytest.mark.parametrize("bad", [b"", b"0 0", b"x 0 0 item", b"2 0 0 no such level", b"0 0 99 short"])
 async def test_item_that_we_did_not_write_is_refused_with_its_batch(store: QueueStore, bad: bytes) -> None:
     with pytest.raises(StoreIncompatible, match="refuses item 1"):
-        await store.put(ME, 1, [item(), bad])
-    assert await store.put(ME, 1, []) == Put("OK", 0, 0)
+        await store.put(ME, 1, 0, [item(), bad])
+    assert await store.put(ME, 2, 0, []) == Put("OK", 0, 0, 0)
 
 
 async def test_payload_may_hold_any_bytes(store: QueueStore) -> None:
     payloads = [bytes(range(256)), b"", b" 1 2 3 ", b"\n\r\n\0", "ü%s%1".encode()]
-    await store.put(ME, 1, [item(payload, delay_ms=1, item_id=f"é{n}") for n, payload in enumerate(payloads)])
+    await store.put(ME, 1, 0, [item(payload, delay_ms=1, item_id=f"é{n}") for n, payload in enumerate(payloads)])
     while (await store.client.zcard(store.keys.delayed)) > 0:
         await store.tick(ME)
     entries = await read(store)
@@ -123,7 +150,7 @@ async def test_payload_may_hold_any_bytes(store: QueueStore) -> None:
 
 
 async def test_repeated_settle_says_the_same(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(b"%d" % n, level=n % 2) for n in range(4)])
+    await store.put(ME, 1, 0, [item(b"%d" % n, level=n % 2) for n in range(4)])
     entries = await read(store)
     done = {level: [entry_id for where, entry_id, _ in entries if where == level] for level in (0, 1)}
     done[1].append("1-1")
@@ -140,7 +167,7 @@ async def test_repeated_settle_says_the_same(store: QueueStore) -> None:
 
 
 async def test_each_ending_does_what_it_says(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(b"%d" % n, level=1) for n in range(5)])
+    await store.put(ME, 1, 0, [item(b"%d" % n, level=1) for n in range(5)])
     ids = [entry_id for _, entry_id, _ in await read(store)]
     endings = [
         *(Ending(1, ids[0], "retry", 0), Ending(1, ids[1], "retry", 60_000), Ending(1, ids[2], "dead", 0, "why")),
@@ -166,7 +193,7 @@ async def test_each_ending_does_what_it_says(store: QueueStore) -> None:
 
 
 async def test_entry_deleted_by_hand_leaves_no_row_behind(store: QueueStore) -> None:
-    await store.put(ME, 1, [item()])
+    await store.put(ME, 1, 0, [item()])
     ((_, entry_id, _),) = await read(store)
     await store.client.xdel(store.keys.stream(0), entry_id)
     assert (await store.settle(ME, 1, {}, [Ending(0, entry_id, "back")])).lost == {0}
@@ -177,7 +204,7 @@ async def test_entry_deleted_by_hand_leaves_no_row_behind(store: QueueStore) -> 
 
 
 async def test_beat_renews_what_is_held_and_names_what_is_not(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(), item()])
+    await store.put(ME, 1, 0, [item(), item()])
     (_, mine, _), (_, theirs, _) = [*await read(store, 1), *await read(store, 1, OTHER)]
     await let_idle(store, 0, mine)
     lost, last, lease_ms = await store.beat(ME, "{}", {0: [mine, "1-1"], 1: ["2-2"]})
@@ -197,7 +224,7 @@ async def test_beat_renews_what_is_held_and_names_what_is_not(store: QueueStore)
 
 
 async def test_after_a_gap_nobody_loses_a_lease_for_as_long(store: QueueStore) -> None:
-    await store.put(ME, 1, [item()])
+    await store.put(ME, 1, 0, [item()])
     ((_, entry_id, _),) = await read(store)
     await let_idle(store, 0, entry_id)
     word, ms = await store.reclaim()
@@ -208,14 +235,14 @@ async def test_after_a_gap_nobody_loses_a_lease_for_as_long(store: QueueStore) -
 
 
 async def test_member_that_is_silent_is_forgotten_but_not_its_number(store: QueueStore) -> None:
-    await store.put(ME, 1, [item()])
+    await store.put(ME, 1, 0, [item()])
     await store.beat(ME, "{}", {})
     seconds, _ = await store.client.time()
     await store.client.hset(store.keys.members, ME, f"{(seconds - 1000) * 1000} {{}}")
     await let_reclaim(store)
     await store.reclaim()
     assert not await store.client.hexists(store.keys.members, ME)
-    assert await store.put(ME, 1, [item()]) == Put("OK", 1, 1)
+    assert await store.put(ME, 1, 0, [item()]) == Put("OK", 1, 1, 1)
     await store.client.hset(store.keys.puts, ME, f"1 {(seconds - 90_000) * 1000}")
     await let_reclaim(store)
     await store.reclaim()
@@ -223,7 +250,7 @@ async def test_member_that_is_silent_is_forgotten_but_not_its_number(store: Queu
 
 
 async def test_leaving_keeps_a_consumer_that_holds_something(store: QueueStore) -> None:
-    await store.put(ME, 1, [item()])
+    await store.put(ME, 1, 0, [item()])
     ((_, entry_id, _),) = await read(store)
     assert await store.leave(ME) == 1
     await store.settle(ME, 1, {0: [entry_id]})
@@ -235,7 +262,7 @@ async def test_leaving_keeps_a_consumer_that_holds_something(store: QueueStore) 
 
 
 async def test_clock_that_goes_back_delays_nothing(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(b"soon", delay_ms=50)])
+    await store.put(ME, 1, 0, [item(b"soon", delay_ms=50)])
     seconds, _ = await store.client.time()
     # As if the server's clock had been an hour ahead until now.
     await store.client.hset(store.keys.state, "wall_ms", (seconds + 3600) * 1000)
@@ -245,10 +272,8 @@ async def test_clock_that_goes_back_delays_nothing(store: QueueStore) -> None:
 
 async def test_due_items_are_moved_in_steps(store_client: Redis, crawl_name: str) -> None:
     store = await open_queue(store_client, crawl_name, levels=None, values={})
-    first = 1
-    for _ in range(2):
-        answer = await store.put(ME, first, [item(b"%d" % n, delay_ms=1) for n in range(PUTS_PER_CALL)])
-        first += answer.number
+    for turn in (1, 2):
+        await store.put(ME, turn, 0, [item(b"%d" % n, delay_ms=1) for n in range(PUTS_PER_CALL)])
     moved: list[int] = []
     while sum(moved) < 2 * PUTS_PER_CALL:
         tick = await store.tick(ME)
@@ -273,7 +298,7 @@ async def test_only_one_queue_has_a_name(store: QueueStore) -> None:
 
 
 async def test_after_a_deletion_every_script_says_gone(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(), item(delay_ms=9), item(item_id="x")])
+    await store.put(ME, 1, 0, [item(), item(delay_ms=9), item(item_id="x")])
     await store.delete()
     assert [key async for key in store.client.scan_iter(match=store.keys.pattern)] == []
     for call in CALLS:
@@ -287,7 +312,7 @@ async def test_after_a_deletion_every_script_says_gone(store: QueueStore) -> Non
 
 
 async def test_letters_of_a_closed_queue_wait(store: QueueStore) -> None:
-    await store.put(ME, 1, [item()])
+    await store.put(ME, 1, 0, [item()])
     ((_, entry_id, _),) = await read(store)
     await store.settle(ME, 1, {}, [Ending(0, entry_id, "dead", 0, "")])
     ids = [letter_id for letter_id, _ in await store.dead("", 1)]
@@ -313,7 +338,7 @@ async def test_groups_that_were_lost_are_made_again(store: QueueStore) -> None:
 
 
 CALLS: Final[tuple[Callable[[QueueStore], Any], ...]] = (
-    lambda store: store.put(ME, 1, [item()]),
+    lambda store: store.put(ME, 1, 0, [item()]),
     lambda store: store.take(ME, 1),
     lambda store: store.settle(ME, 1, {0: ["1-1"]}),
     lambda store: store.beat(ME, "{}", {0: ["1-1"]}),
@@ -335,7 +360,7 @@ def test_calls_are_of_every_script() -> None:
 
 
 async def test_keys_are_all_described(store: QueueStore) -> None:
-    await store.put(ME, 1, [item(item_id="a"), item(delay_ms=60_000), item(level=1)])
+    await store.put(ME, 1, 0, [item(item_id="a"), item(delay_ms=60_000), item(level=1)])
     entries = await read(store)
     await store.settle(ME, 1, {}, [Ending(*entry[:2], "dead") for entry in entries])
     await store.beat(ME, "{}", {})

@@ -216,3 +216,9 @@ async def test_handler_is_called_for_what_came_and_its_fault_waits_for_a_person(
             await run.check()
             assert [one["price"] for one in records(output)][-1] == "7"
             assert await client.zcard(run.frontier.keys.revisits) == 2
+        before = len(records(output))
+        async with crawling(redis_server.url, crawl_name, [], **values, unchanged_records=True) as run:
+            await let_be_due(run)
+            assert await run.word() == "ENDED"
+        told = {one["url"].removeprefix(talker.origin): one["price"] for one in records(output)[before:]}
+        assert told == {"/": "", "/shop": "7"}, "asked for, it is called for a 304 too, which has no body"

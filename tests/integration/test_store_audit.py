@@ -38,7 +38,7 @@ async def mixed(open_lab: OpenLab) -> AsyncIterator[Lab]:
 async def rows_of(lab: Lab, *hosts: str) -> dict[str, tuple[int, ...]]:
     """Return audit's row of each host: queued counted and found, in_flight counted and found, scheduled, should be."""
     flat = (await lab.audit_chunk(hosts))[5]
-    return {flat[n].decode(): tuple(flat[n + 1 : n + 7]) for n in range(0, len(flat), 11)}
+    return {flat[n].decode(): tuple(flat[n + 1 : n + 7]) for n in range(0, len(flat), 13)}
 
 
 async def test_audit_agrees_with_a_sound_crawl(mixed: Lab) -> None:
@@ -154,7 +154,7 @@ async def found_by(lab: Lab, walk: Walk, *hosts: str) -> dict[str, tuple[int, in
     found: dict[str, tuple[int, int]] = {}
     async for answer in lab.frontier.audit(walk, hosts):
         flat = answer[5]
-        found |= {flat[n].decode(): (flat[n + 3], flat[n + 4]) for n in range(0, len(flat), 11)}
+        found |= {flat[n].decode(): (flat[n + 3], flat[n + 4]) for n in range(0, len(flat), 13)}
     return found
 
 
@@ -185,8 +185,8 @@ async def test_ids_of_many_entries_are_brought_in_parts(crowded: Lab, monkeypatc
     hosts = [A, *(f"http://h{n}.test" for n in range(250))]
     answers = [answer[5] async for answer in crowded.frontier.audit(walk, hosts)]
     # The first answer came before anything was known to be too much.
-    assert [len(flat) // 11 for flat in answers] == [1, 100, 100, 50]
-    assert [flat[n].decode() for flat in answers for n in range(0, len(flat), 11)] == hosts
+    assert [len(flat) // 13 for flat in answers] == [1, 100, 100, 50]
+    assert [flat[n].decode() for flat in answers for n in range(0, len(flat), 13)] == hosts
 
 
 async def test_ids_are_forgotten_and_read_again_when_they_are_too_many(

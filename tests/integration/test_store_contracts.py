@@ -85,6 +85,7 @@ async def opened(open_lab: OpenLab) -> None:
         "delay_factor": 2,
         "delay_max_ms": 0,
         "delay_ms": 0,
+        "demotion_max": 16,
         "epoch": frontier.epoch,
         "frontier_max": 20_000_000,
         "identity": '{"shards":1}',
@@ -677,7 +678,7 @@ async def stage_commit_done(open_lab: OpenLab) -> None:
     assert changed == {
         f"host:{B}": {"queued": (None, 1)},
         "schedule": {B: (None, now)},
-        "state": {"seen": (1, 2)},
+        "state": {"reasons:enrich": (None, 1), "seen": (1, 2)},
         "delayed": {f"stage|enrich|{held[1]}|2|0|{len(A) + 5}|{A}/page{ITEM}": (None, near(await lab.now() + 1000))},
         f"{FETCH_STREAM}:out": {"entries": ([], [{"item": '{"n":1}'}])},
         "stream:enrich": {"entries": ([item_entry()] * 4, []), "pending": ([["t1", item_entry()]] * 4, [])},
@@ -1086,11 +1087,11 @@ async def audit_ok(open_lab: OpenLab) -> None:
     done = held[0].host.encode()
     left = held[1].host.encode()
     assert answer[2:5] == [[b"stream:fetch", 1, 1, b"stream:fetch:out", 1, 0], 0, 0]
-    rows = {answer[5][n]: answer[5][n + 1 : n + 11] for n in range(0, len(answer[5]), 11)}
+    rows = {answer[5][n]: answer[5][n + 1 : n + 13] for n in range(0, len(answer[5]), 13)}
     queued = {done: 2, left: 0} if done == A.encode() else {done: 0, left: 2}
     assert rows == {
-        done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2 + [0] * 4,
-        left: [queued[left]] * 2 + [1, 1, 0, 0] + [0] * 4,
+        done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2 + [0] * 6,
+        left: [queued[left]] * 2 + [1, 1, 0, 0] + [0] * 6,
     }
     assert answer[6:] == [[], [b"page", 1]]
     assert changed == {}

@@ -266,9 +266,9 @@ async def test_queue_scripts(slowlog: Lab, crawl_name: str) -> None:
     store = await open_queue(client, crawl_name, levels=None, values={"maxsize": 0, "crashes_max": 9})
     await client.slowlog_reset()
     number = 0
-    for _ in range(8):
+    for turn in range(1, 9):
         batch = [pack_item(0, 0, f"{number + n}", b"x" * 200) for n in range(PUTS_PER_CALL)]
-        number += (await store.put("w1", number + 1, batch)).number
+        number += (await store.put("w1", turn, number, batch)).number
     await report(slowlog, "queue_put", f"{PUTS_PER_CALL} items with an id each")
     ((*entries,),) = await store.take("w1", number)
     ids = [entry_id.decode() for entry_id, _ in entries]
@@ -283,7 +283,7 @@ async def test_queue_scripts(slowlog: Lab, crawl_name: str) -> None:
             pass
         done, ids = ids[:SETTLES_PER_CALL], ids[SETTLES_PER_CALL:]
         await store.settle("w1", 100 + n, {0: done})
-        number += (await store.put("w1", number + 1, [pack_item(0, 1, "", b"x")] * PUTS_PER_CALL)).number
+        number += (await store.put("w1", 10 + n, number, [pack_item(0, 1, "", b"x")] * PUTS_PER_CALL)).number
         ids += [entry_id.decode() for entry_id, _ in (await store.take("w1", SETTLES_PER_CALL))[0]]
     await report(slowlog, "queue_tick", "200 due items", is_last=False)
     await report(slowlog, "queue_settle", f"up to {SETTLES_PER_CALL} done")

@@ -19,6 +19,7 @@ from streamcrawl.errors import StreamcrawlError
 from streamcrawl.rules.task import Outcome
 from streamcrawl.store import scripts
 from tests.integration import (
+    test_alike,
     test_pace,
     test_store_contracts,
     test_store_dispatch,
@@ -66,6 +67,9 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "one doubling for what was under way": ("_pace", " or began < h.throttled_at", "", "refused under way"),
     "the last page of a host": ("commit", " and h.queued <= 0 and h.in_flight <= 0", "", "refused by all"),
     "less with each answer": ("_pace", "if throttled > floor then", "if true then", "well again"),
+    "alone it is as quick": ("_hosts", "times > 1 and others_wait() and times or 1", "times", "demoted alone"),
+    "visited again": ("_alike", "if is_again and is_one_of_them then return end", "", "visited again and alike"),
+    "demoted by and by": ("_alike", "h.alike >= ALIKE_MANY", "true", "strong evidence"),
     "the epoch": ("_state", "if S.epoch ~= ARGV[1] then return {'GONE'} end", "", "another epoch"),
     "the host's budget in the schedule": (
         "_hosts",
@@ -276,6 +280,9 @@ CHECKS: Final[dict[str, Callable[[Any], Awaitable[None]]]] = {
         lab, 0
     ),
     "refused by all": test_pace.test_host_that_refuses_everything_burns_no_task,
+    "demoted alone": test_alike.test_alone_it_is_as_quick_as_any_and_waits_while_others_have_pages,
+    "visited again and alike": test_alike.test_visited_again_a_page_says_the_same_and_that_is_no_evidence,
+    "strong evidence": test_alike.test_a_host_is_demoted_on_strong_evidence_and_by_and_by,
     "well again": test_pace.test_a_host_that_is_well_again_is_soon_as_quick_as_any_other_and_keeps_nothing,
     "time without asking": lambda lab: test_store_hosts.test_time_in_which_nobody_asked_says_nothing_about_a_host(
         lab, "paused"

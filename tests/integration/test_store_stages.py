@@ -14,13 +14,14 @@ from streamcrawl.ops.exporter import read_imbalance
 from streamcrawl.ops.letters import Attempts, Where, newest_first, purge, replay
 from streamcrawl.ops.pending import Which, rows, take_back
 from streamcrawl.ops.status import read_status, status_lines
-from streamcrawl.rules.task import Outcome
+from streamcrawl.rules.task import DropReason, Outcome
+from streamcrawl.rules.traps import LeftOut
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat, StageCommit
 from streamcrawl.store.keys import CRAWLS, GROUP
 from streamcrawl.store.shards import open_crawl
-from tests.integration.snapshot import fast
+from tests.integration.snapshot import fast, urls
 from tests.redis_server import DURABLE, RedisServer
 
 if TYPE_CHECKING:
@@ -307,3 +308,40 @@ async def test_new_stage_of_a_crawl_under_way_is_on_disk_before_anybody_goes_by_
 
 
 async def _price(item: dict[str, Any]) -> None: ...
+
+
+async def test_reasons_that_a_handler_makes_up_are_counted_up_to_a_bound(open_lab: OpenLab) -> None:
+    """Each is a field of the totals, which whoever looks reads whole."""
+    lab = await open_lab(host_concurrency=100)
+    await lab.offer(*urls("a.test", 70))
+    for n, held in enumerate(await lab.take()):
+        reason = "robots" if n == 65 else f"made_up_{n if n < 60 else n - 60}"
+        assert await lab.end(held, Outcome.DROPPED, detail=(reason,)) == "DONE"
+    totals = await lab.totals()
+    by_reason = {name.removeprefix("page.dropped."): count for name, count in totals.items() if "dropped." in name}
+    assert len(by_reason) == 52
+    assert (by_reason.pop("other"), by_reason.pop("robots")) == (10, 1)
+    assert by_reason == {f"made_up_{n}": 2 if n < 10 and n != 5 else 1 for n in range(50)}
+    assert totals["page.dropped"] == 70
+    await lab.check()
+
+
+async def test_a_stage_has_room_for_reasons_of_its_own(open_lab: OpenLab) -> None:
+    flow = await Flow.opened(open_lab)
+    await flow.emit(60)
+    for n, one in enumerate(await flow.read()):
+        assert await flow.end([one], Outcome.DROPPED, detail=(f"made_up_{n}",)) == {"DONE"}
+    totals = await flow.lab.totals()
+    assert (totals["enrich.dropped"], totals["enrich.dropped.other"]) == (60, 10)
+    assert sum(name.startswith("enrich.dropped.made_up") for name in totals) == 50
+
+
+async def test_reasons_of_our_own_need_no_room(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    ours = {*DropReason, *LeftOut}
+    await lab.frontier.control(**{"reasons:page": 50})
+    await lab.offer(*urls("a.test", len(ours)))
+    for reason in sorted(ours):
+        [held] = await lab.take()
+        await lab.end(held, Outcome.DROPPED, detail=(reason,))
+    assert "page.dropped.other" not in await lab.totals()

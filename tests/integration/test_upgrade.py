@@ -93,7 +93,7 @@ async def test_upgrade_says_in_the_state_what_schema_2_says_and_touches_nothing_
     assert decode_given(state.pop("settings").encode()) == GIVEN
     del was[feeder]
     added = {"seeds_max": "2000000", "stage_max": "1000", "stage_bytes": "64000000", "sink_max_bytes": "64000000"}
-    added |= {"delay_factor": "2", "delay_max_ms": "60000", "one_round": "0"}
+    added |= {"delay_factor": "2", "delay_max_ms": "60000", "demotion_max": "16", "one_round": "0"}
     assert state == was | {"schema": "2", "upgraded_from": "1", "version": "1"} | added
     del was_stored["settings"], was_stored["scope"]["kind"]
     assert stored == was_stored

@@ -265,6 +265,7 @@ class Walk:
             held,
             outcome,
             is_fetched=self.random.random() < 0.8,
+            sketch=self.random.choice(("", "2AAAAAAAA", "2AAAAAAAB", "0CDEFGHIJ")),
             since_end_ms=self.random.randrange(50),
             block_ms=self.random.choice((0, 0, 0, 500)),
             took_ms=self.random.choice((0, 5, 400)),

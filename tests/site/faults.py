@@ -245,6 +245,7 @@ _FAULTS: Final[dict[str, Callable[[bytes], Raw]]] = {
     "noise": lambda _: Raw(bytes(range(256)) * 40, "closes", 0),
     # Content types that are missing or wrong.
     "type_none": lambda page: Raw(answer(page, b"")),
+    "type_empty": lambda page: Raw(answer(page, b"Content-Type: \r\n")),
     "type_none_binary": lambda _: Raw(answer(b"\x89PNG\r\n\x1a\n\0\0\0", b"")),
     "type_wrong": lambda _: Raw(answer(b"%PDF-1.7 <a href=/p/0>not a link</a>")),
     "type_feed": lambda _: Raw(answer(b"<?xml version='1.0'?><rss><a href='/p/0'>not a link</a></rss>")),

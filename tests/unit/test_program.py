@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import pytest
+from pydantic import BaseModel
 
 from streamcrawl import Crawl
-from streamcrawl.errors import CodecError, ConfigError, StageError
-from streamcrawl.work.program import ENCODE, PAGE, Item, Program, Taken, annotation_of, load_program
+from streamcrawl.errors import CodecError, ConfigError, StageError, Unfit
+from streamcrawl.work.program import ENCODE, PAGE, Item, Program, Resource, Taken, annotation_of, load_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,24 +37,14 @@ class Row(TypedDict):
     number: int
 
 
-class Model:
-    """Looks like a pydantic model: pydantic itself is nothing that this package needs."""
+class Model(BaseModel):
+    number: int
+    when: datetime = datetime(2026, 12, 1, tzinfo=UTC)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
 
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        assert mode == "json"
-        return {"number": self.number}
-
-    @classmethod
-    def model_validate(cls, value: Any) -> Model:
-        return cls(value["number"])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Model) and other.number == self.number
-
-    __hash__ = None  # type: ignore[assignment]
+@dataclass
+class Holder:
+    model: Model
 
 
 def through(taken: Taken, thing: Any) -> Any:
@@ -67,7 +59,8 @@ def through(taken: Taken, thing: Any) -> Any:
     [
         (Book, Book("a", 1.5)),
         (Page, Page(3)),
-        (Model, Model(4)),
+        (Model, Model(number=4)),
+        (Holder, Holder(Model(number=5))),
         (dict, {"a": [1, None]}),
         (dict[str, int], {"a": 1}),
         (Row, {"number": 1}),
@@ -105,6 +98,14 @@ def test_entry_that_holds_no_item_is_refused(stored: bytes) -> None:
         Item.read({b"item": stored})
 
 
+class Plain:
+    pass
+
+
+def yielding(items: Any = None) -> Any:
+    yield items
+
+
 def taking(annotation: Any) -> Any:
     def function(item: Any) -> None: ...
 
@@ -119,8 +120,15 @@ def test_batch_is_annotated_as_a_list() -> None:
     for wrong in (Book, dict[str, int], "Unknown"):
         with pytest.raises(ConfigError, match=r"annotate|cannot be found"):
             annotation_of(taking(wrong), is_batch=True)
-    with pytest.raises(ConfigError, match="takes no parameter"):
-        annotation_of(lambda: None, is_batch=False)
+    with pytest.raises(ConfigError, match=r"annotate its parameter as list\[Book\], not as Book"):
+        annotation_of(taking(Book), is_batch=True)
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda item, more: None, lambda *, item: None])
+def test_function_that_cannot_be_called_with_one_thing_is_refused(function: Any) -> None:
+    for declare in (Crawl("shop").page, Crawl("shop").stage(name="x"), Crawl("shop").sink(name="x")):
+        with pytest.raises(ConfigError, match=r"<lambda> is called with the .* alone, and cannot be: "):
+            declare(function)
 
 
 # -- routing
@@ -157,8 +165,17 @@ def test_item_goes_to_who_takes_it_and_a_result_to_sinks_and_outputs() -> None:
     assert of_page({"a": 1}, 0) == ["save", b'["dict",{"a":1},0]', "out", b'{"a":1}']
     assert of_price(Book("a"), 0) == ["index@2", b'["Book",%b,0]' % book, "watch", b'["Book",%b,0]' % book]
     assert of_index(Book("a"), 0) == ["out", book], "an output takes every result"
-    with pytest.raises(StageError, match="index gave an item of type Book, which no later stage and no sink takes"):
+    with pytest.raises(StageError, match=r"index gave an item of type Book, which nobody takes \("):
         program.router("index", [])(Book("a"), 0)
+    with pytest.raises(StageError, match="type complex, which cannot be written as JSON: complex is no dict"):
+        of_index(1j, 0)
+
+
+def test_item_that_nothing_could_ever_take_is_the_fault_of_the_run() -> None:
+    crawl = Crawl("shop")
+    crawl.page(taking(Any))
+    with pytest.raises(Unfit, match=r"type Book, and nothing takes items \(an archive takes pages\): declare a sink"):
+        crawl.program.router(PAGE, ["warc-out"])(Book("a"), 0)
 
 
 def test_flow_names_what_is_held_back_by_a_full_stream() -> None:
@@ -221,6 +238,13 @@ def test_source_must_be_declared_before_so_no_item_goes_in_a_circle() -> None:
         (lambda crawl: crawl.sink(name="x", batch=1001)(taking(Any)), "batch 1001 will not do"),
         (lambda crawl: crawl.stage(name="x", timeout_s=0)(taking(Any)), "timeout_s 0 will not do"),
         (lambda crawl: crawl.stage(name="x")(taking(3)), "a stage cannot take 3"),
+        (
+            lambda crawl: crawl.stage(name="x")(taking(Plain)),
+            "a stage cannot take Plain, which cannot be read from JSON",
+        ),
+        (lambda crawl: crawl.sink(name="x")(yielding), "yielding yields, and nothing comes after a sink"),
+        (lambda crawl: crawl.on_start(yielding), "yielding will not do for on_start: make it async def, and yield"),
+        (lambda crawl: Crawl("x", seeds="http://a.test/"), "seeds='http://a.test/'.: give a list"),
         (lambda crawl: (crawl.page(taking(Any)), crawl.page(taking(Any))), "two page handlers have the label ''"),
     ],
 )
@@ -251,6 +275,7 @@ def test_settings_of_a_program_are_spelled_as_in_a_settings_file() -> None:
         ("crawl = Crawl('a b')", "crawl name 'a b' will not do"),
         ("shop = Crawl('a')", "has no attribute 'crawl'$"),
         ("crawl = 3", "is no streamcrawl.Crawl$"),
+        ("crawl = Crawl('a', seeds='http://a.test/')", "give a list of URLs$"),
         (
             "crawl = Crawl('a')\n@crawl.on_start(stages=['save'])\nasync def database(): yield 1",
             "program 'a' has no stage 'save', for which database is: it has page$",
@@ -266,6 +291,16 @@ def test_module_that_cannot_be_loaded_is_one_line_that_says_where(
     with pytest.raises(ConfigError, match=words) as caught:
         load_program(f"{name}:crawl")
     assert "\n" not in str(caught.value)
+
+
+def test_file_in_place_of_a_module_is_said_so() -> None:
+    with pytest.raises(ConfigError, match=r"'shops/a\.py:crawl' names a file: write its module, shops\.a:crawl$"):
+        load_program("shops/a.py:crawl")
+
+
+async def test_resource_that_is_no_generator_is_said_so() -> None:
+    with pytest.raises(ConfigError, match="<lambda> gave a int: on_start takes an async def that yields"):
+        await Resource(lambda: 5, ()).open()  # type: ignore[arg-type, return-value]
 
 
 def test_resource_is_open_in_workers_only() -> None:

@@ -1,6 +1,6 @@
 -- fragment _hosts.lua: the state of hosts, loaded once per call, changed in memory, written by `settle`.
 --
--- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`, `revisits`.
+-- Derives `host:<host key>`, `queue:<host key>:<level>`, `schedule`, `failing`, `giving_up`, `given_up`, `demoted`, `revisits`.
 -- A host is in `schedule` exactly when a task of it may be dispatched at its score: something is queued, it is under
 -- its cap and its page budget, it is neither given up nor blocked by an operator, and its robots.txt is known (or the
 -- robots task itself is queued).
@@ -9,7 +9,7 @@
 -- default here, and HGETALL of the few stored ones takes less time than asking for each.
 local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
   failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', paced = 0, throttled = 0,
-  throttled_at = 0, throttled_by = '', pages = 0, given_up = '', blocked = ''}
+  throttled_at = 0, throttled_by = '', said = '', alike = 0, demoted = 0, pages = 0, given_up = '', blocked = ''}
 local HOST = {__index = HOST_DEFAULTS}
 local PAGES_MOST = tonumber(S.pages_per_host_max)
 local hosts, stored, touched = {}, {}, {}
@@ -35,12 +35,39 @@ local function cap_of(h)
   if h.failing ~= '' then return 1 end
   return h.cap > 0 and h.cap or CAP
 end
+-- Has a host something to fetch that is neither demoted nor failing? As far as five that wait, by chance, and five under way
+-- tell: asked once a call, and only where a demoted host is looked at.
+local others
+local function others_wait()
+  if others ~= nil then return others end
+  others = false
+  local names = call('ZRANDMEMBER', P .. 'schedule', 5)
+  for _, entry in ipairs(call('XRANGE', STREAM, '-', '+', 'COUNT', 5)) do names[#names + 1] = entry[2][2] end
+  if #names == 0 then return false end
+  local demoted, failing = call('ZMSCORE', P .. 'demoted', unpack(names)), call('ZMSCORE', P .. 'failing', unpack(names))
+  for i = 1, #names do others = others or not (demoted[i] or failing[i]) end
+  return others
+end
+-- Times its delay that a host is left alone because its pages say nothing new (_alike.lua). Only while others have more to
+-- say: slowed down when it is all there is, a crawl of one site would not end for it, and of a false verdict nobody has
+-- any good.
+local function demotion_of(h)
+  local times = h.delay_set == '' and math.min(h.demoted, DEMOTION_MAX) or 0
+  return times > 1 and others_wait() and times or 1
+end
+
 -- `delay` is what the host asks for (Crawl-delay, capped): it may lengthen the crawl's own, which may change, never
--- shorten it. `paced` and `throttled` are what it was seen to bear (_pace.lua), up to the crawl's bound. `delay_set` is
--- an operator's word for this host, and wins over all.
+-- shorten it. `paced` and `throttled` are what it was seen to bear (_pace.lua), up to the crawl's bound; a host that
+-- is demoted (_alike.lua) is left alone so many times as long, up to the same bound. `delay_set` is an operator's word for
+-- this host, and wins over all.
+local FIRST_STEP_MS = 100   -- of a host without a delay: there is nothing to double
 local function floor_of(h) return math.max(h.delay, DELAY) end
 local function borne_of(h) return math.max(floor_of(h), math.min(math.max(h.paced, h.throttled), DELAY_MAX)) end
-local function delay_of(h) return tonumber(h.delay_set) or borne_of(h) end
+local function delay_of(h)
+  local delay, times = borne_of(h), demotion_of(h)
+  if times > 1 then delay = math.max(delay, math.min(math.max(delay, FIRST_STEP_MS) * times, DELAY_MAX)) end
+  return tonumber(h.delay_set) or delay
+end
 local function queue_key(key, level) return P .. 'queue:' .. key .. ':' .. level end
 local function kind_of(task) return string.match(task, '^%[%d+,%d+,"(%l+)"') or 'page' end
 
@@ -92,6 +119,9 @@ local function settle()
     if h.given_up ~= (was.given_up or '') then
       -- For the eyes of people: hosts that were given up are named and counted without a look at every host.
       if is_lost(h) then call('ZADD', P .. 'given_up', 'NX', wall, key) else call('ZREM', P .. 'given_up', key) end
+    end
+    if (h.demoted > 0) ~= (was.demoted ~= nil) then
+      if h.demoted > 0 then call('ZADD', P .. 'demoted', 'NX', wall, key) else call('ZREM', P .. 'demoted', key) end
     end
     local set, del = {}, {}
     for field, value in pairs(h) do

@@ -12,7 +12,6 @@
 --
 -- Whoever sets a delay of 0 says that the host bears all they ask: how long its answers take is no reason to wait then,
 -- a refusal still is.
-local FIRST_STEP_MS = 100   -- of a host without a delay: there is nothing to double
 local REFUSALS = {http_429 = true, http_503 = true, timeout = true}
 
 local function answered_in(h, took)

@@ -10,7 +10,7 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -6)
 local S = {}
 do
-  local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'delay_factor', 'delay_max_ms', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
+  local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'delay_factor', 'delay_max_ms', 'demotion_max', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
     'frontier_max', 'revisit_ms', 'seeds_max', 'sink_max', 'sink_max_bytes', 'crashes_max', 'slots', 'paused', 'stopped',
     'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages'}
   local values = call('HMGET', KEYS[1], unpack(names))
@@ -37,6 +37,7 @@ end
 local CAP, DELAY = tonumber(S.cap) or 1, tonumber(S.delay_ms) or 0
 -- The state of a crawl that is older than these settings does not say: then their defaults hold (settings.py).
 local DELAY_FACTOR, DELAY_MAX = tonumber(S.delay_factor) or 2, tonumber(S.delay_max_ms) or 60000
+local DEMOTION_MAX = tonumber(S.demotion_max) or 16
 local STREAM = P .. 'stream:fetch'
 
 -- include _common

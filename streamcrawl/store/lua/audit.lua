@@ -40,7 +40,8 @@ for i = 1, #keys do
   local row = {key, h.queued, queued, h.in_flight, in_stream[key] or 0,
     call('ZSCORE', P .. 'schedule', key) and 1 or 0, is_ready(key, h) and 1 or 0,
     h.blocked ~= '' and 1 or 0, call('ZSCORE', P .. 'blocked', key) and 1 or 0,
-    is_lost(h) and 1 or 0, call('ZSCORE', P .. 'given_up', key) and 1 or 0}
+    is_lost(h) and 1 or 0, call('ZSCORE', P .. 'given_up', key) and 1 or 0,
+    h.demoted > 0 and 1 or 0, call('ZSCORE', P .. 'demoted', key) and 1 or 0}
   for j = 1, #row do of_host[#of_host + 1] = row[j] end
 end
 for key in pairs(in_stream) do

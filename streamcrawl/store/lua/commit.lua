@@ -7,7 +7,7 @@
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
 --   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, took_ms,
---   refusal[, url]]]]}
+--   refusal[, url[, sketch]]]]]}
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
 --   detail        done page: {}, or what of the page is to be visited again: {'new', 'changed', 'unchanged' or 'failed', level,
@@ -31,6 +31,7 @@
 --                 what the host bears
 --   refusal       '' or why the host's delay doubles: http_429, http_503 or timeout
 --   url           of the page, for its items
+--   sketch        of a done page: '' or what tells it from other pages of its host (_alike.lua)
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
@@ -48,6 +49,8 @@
 -- include _state
 -- include _hosts
 -- include _pace
+-- include _alike
+-- include _reasons
 -- include _items
 -- include _stream
 -- include _seen
@@ -122,7 +125,7 @@ local function is_valid(c)
     or not LINES[c[3]] or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
     or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or not are_items(c[10])
     or not (c[12] == nil or is_text(c[12])) or not (c[13] == nil or is_int(c[13]))
-    or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) then
+    or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) or not (c[16] == nil or c[16] == '' or is_sketch(c[16])) then
     return false
   end
   local check = DETAIL[c[4]]
@@ -146,6 +149,7 @@ function ACT.done(c, h)
     h.pages = h.pages + 1
     if c[8][1] then count('page.visits.' .. c[8][1], 1) end
     if c[8][3] then visit_later(c[2], c[8][2], c[8][3], c[8][4]) end
+    if c[16] and c[16] ~= '' then said(h, c[16], string.find(c.task, '["again",', 1, true) ~= nil) end
   elseif c[3] == 'sitemap' then
     for i = 1, #c[8] do count('sitemap.flawed.' .. c[8][i], 1) end
   else
@@ -208,8 +212,7 @@ function ACT.unanswered(c, h)
 end
 function ACT.dropped(c)
   seed_ended(c.task)
-  count(c[3] .. '.dropped', 1)
-  count(c[3] .. '.dropped.' .. c[8][1], 1)
+  count_dropped(c[3], c[8][1])
   if c[8][1] == 'robots' then visit_again(c[2], c.level, c.task) end
 end
 function ACT.redirected(c)

@@ -8,13 +8,13 @@
 --                          delay    ms, instead of the crawl's delay and the host's Crawl-delay
 --                          cap      fetches at a time
 --                          blocked  '1': nothing of it is dispatched, its tasks wait in its queue and do not hold the end
---                          chance   '1': forget that it failed, refused or was given up (its dead letters stay where they are)
+--                          chance   '1': forget that it failed, refused, was given up or demoted (its dead letters stay where they are)
 --
 -- Returns {'OK'}    in force from the next dispatch on
 --         {'MANY'}  10,000 hosts are blocked already: a rule that keeps them out of the crawl is the better way; nothing
 --                   is written
 --         {'GONE'}
--- Derives `host:<host>`, `schedule`, `blocked`, `failing`, `giving_up`. Repeat: harmless.
+-- Derives `host:<host>`, `schedule`, `blocked`, `failing`, `giving_up`, `demoted`. Repeat: harmless.
 -- include _state
 -- include _hosts
 local key, h = ARGV[2], host(ARGV[2])
@@ -37,6 +37,7 @@ for i = 1, #values, 2 do
     call('ZREM', P .. 'blocked', key)
   elseif name == 'chance' then
     give_chance(key, h)
+    h.said, h.alike, h.demoted = '', 0, 0
   end
 end
 settle()

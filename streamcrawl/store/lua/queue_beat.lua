@@ -33,6 +33,6 @@ for n = 1, #held, 2 do
   end
 end
 call('HSET', P .. 'members', ARGV[2], wall .. ' ' .. ARGV[3])
-local last = string.match(call('HGET', P .. 'puts', ARGV[2]) or '', '^%d+')
-if last then call('HSET', P .. 'puts', ARGV[2], last .. ' ' .. wall) end
-return {'OK', lost, tonumber(last) or 0, LEASE}
+local kept = string.match(call('HGET', P .. 'puts', ARGV[2]) or '', '^(.*) %d+$')
+if kept then call('HSET', P .. 'puts', ARGV[2], kept .. ' ' .. wall) end
+return {'OK', lost, tonumber(string.match(kept or '', '^%d+')) or 0, LEASE}

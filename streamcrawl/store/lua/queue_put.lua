@@ -3,39 +3,42 @@
 --
 -- KEYS[1] state   hash  the queue's state
 -- ARGV[1] epoch   str   the epoch the caller joined with
--- ARGV[2] member  str   who puts; its items are numbered from 1
--- ARGV[3] first   int   number of the first item here
--- ARGV[4] mode    str   '' | 'again': accepted before, and forgotten by the store: neither full nor closed refuses them
--- ARGV[5..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
+-- ARGV[2] member  str   who puts
+-- ARGV[3] turn    int   of this call; a member makes one after another
+-- ARGV[4] known   int   so many of its items it knows to be accepted
+-- ARGV[5] mode    str   '' | 'again': accepted before, and forgotten by the store: neither full nor closed refuses them
+-- ARGV[6..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
--- Returns {'OK', accepted, left}  the first so many, earlier calls counted; fewer than given: it is full
---         {'CLOSED', accepted}    so many were accepted before it was closed
+-- Returns {'OK', accepted, left, last}  the first so many; fewer than given: it is full. `last`: of this member in all
+--         {'CLOSED'}              nothing was written
 --         {'FORGOT', last}        the store lost what followed number `last`; nothing was written
 --         {'INVALID', which}      not written by us; nothing was written
 --         {'GONE'}
 -- Derives `stream:<level>`, `delayed`, `puts`, `ids`, `totals`. Cost O(items). Not allow-oom: a full server refuses new work.
--- Repeat: harmless: a member puts one batch after another, so the number of its last accepted item says what of a batch
--- whose answer was lost is there. That is one number for each member, for a day (queue_reclaim.lua).
+-- Repeat: harmless: the answer to the last turn of each member is kept (`puts`: last, turn, accepted, when; for a day,
+-- queue_reclaim.lua). It says the same, also when there is room by then: the rest goes on as another turn, whose items
+-- need not be these, so a call that the server reads late must write none of them.
 -- include _queue
-local first = tonumber(ARGV[3])
-local stored = call('HGET', P .. 'puts', ARGV[2])
-local last = tonumber(string.match(stored or '', '^%d+')) or 0
-if last < first - 1 then return {'FORGOT', last} end
+local turn = tonumber(ARGV[3])
+local stored = call('HGET', P .. 'puts', ARGV[2]) or ''
+local last = tonumber(string.match(stored, '^%d+')) or 0
+local last_turn, answered = string.match(stored, '^%d+ (%d+) (%d+) ')
+-- An older one was given up: nobody reads this answer.
+if last_turn and tonumber(last_turn) >= turn then return {'OK', tonumber(answered), unsettled(), last} end
+if last < tonumber(ARGV[4]) then return {'FORGOT', last} end
 local items, ids = {}, 0
-for n = 5, #ARGV do
+for n = 6, #ARGV do
   local _, head, level, delay_ms, id_size = string.find(ARGV[n], '^(%d+) (%d+) (%d+) ')
-  if not head or tonumber(level) >= LEVELS or head + tonumber(id_size) > #ARGV[n] then return {'INVALID', n - 5} end
+  if not head or tonumber(level) >= LEVELS or head + tonumber(id_size) > #ARGV[n] then return {'INVALID', n - 6} end
   items[#items + 1] = {level, tonumber(delay_ms), string.sub(ARGV[n], head + 1, head + id_size), head + id_size + 1, n}
   if id_size ~= '0' then ids = ids + 1 end
 end
-local accepted = math.min(#items, last - first + 1)
-if is_closed and ARGV[4] == '' and accepted < #items then return {'CLOSED', accepted} end
-local room = math.huge
-if ARGV[4] == '' and tonumber(S.maxsize) > 0 then room = tonumber(S.maxsize) - size() end
+if is_closed and ARGV[5] == '' and #items > 0 then return {'CLOSED'} end
+local room, accepted = math.huge, 0
+if ARGV[5] == '' and tonumber(S.maxsize) > 0 then room = tonumber(S.maxsize) - size() end
 local cutoff, known = now - tonumber(S.dedup_ms), P .. 'ids'
-local was = accepted
-for i = accepted + 1, #items do
+for i = 1, #items do
   if room <= 0 then break end
   local level, delay_ms, id, at, n = unpack(items[i])
   local seen = id ~= '' and call('ZSCORE', known, id)
@@ -45,7 +48,7 @@ for i = accepted + 1, #items do
     if id ~= '' then call('ZADD', known, string.format('%.0f', now), id) end
     local item = string.sub(ARGV[n], at)
     if delay_ms > 0 then
-      delay(level, {item = item, attempts = 0, crashes = 0}, delay_ms, ARGV[2] .. ':' .. (first + i - 1))
+      delay(level, {item = item, attempts = 0, crashes = 0}, delay_ms, ARGV[2] .. ':' .. (last + i))
     else
       call('XADD', stream_of(level), '*', 'item', item)
     end
@@ -54,7 +57,7 @@ for i = accepted + 1, #items do
   end
   accepted = i
 end
-if accepted > was then call('HSET', P .. 'puts', ARGV[2], (first + accepted - 1) .. ' ' .. wall) end
+call('HSET', P .. 'puts', ARGV[2], table.concat({last + accepted, turn, accepted, wall}, ' '))
 if ids > 0 then
   -- At most a few more than came: the window shrinks to its bounds without ever removing much at once.
   local old = call('ZRANGEBYSCORE', known, '-inf', string.format('%.0f', cutoff), 'LIMIT', 0, 2 * ids)
@@ -63,4 +66,4 @@ if ids > 0 then
   if over > 0 then call('ZREMRANGEBYRANK', known, 0, math.min(over, 2 * ids) - 1) end
 end
 flush_counts()
-return {'OK', accepted, unsettled()}
+return {'OK', accepted, unsettled(), last + accepted}

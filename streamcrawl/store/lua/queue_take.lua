@@ -12,15 +12,14 @@
 -- Repeat: not harmless: what a lost answer held is the caller's, who finds it under its name (XREADGROUP of its history).
 --
 -- Of all that is taken while every level has work, at least one in 4^level is of that level: a share, because under an
--- urgent level that never runs empty the others would starve; a quarter, because it has to stay the exception.
+-- urgent level that never runs empty the others would starve; a quarter, because it has to stay the exception. Their turns
+-- never meet: level 1 has those that leave 3 when divided by 4, level 2 those that leave 2 by 16, and so on.
 -- include _queue
 local left, turn = tonumber(ARGV[3]), tonumber(S.turn) or 0
 local wanted, got, taken = {}, {}, 0
-local share = left
-for level = LEVELS - 1, 1, -1 do
-  local every = 4 ^ level
-  wanted[level] = math.min(share, math.floor((turn + left) / every) - math.floor(turn / every))
-  share = share - wanted[level]
+for level = 1, LEVELS - 1 do
+  local every, first = 4 ^ level, 4 - level
+  wanted[level] = math.floor((turn + left - 1 - first) / every) - math.floor((turn - 1 - first) / every)
 end
 for level = 0, LEVELS - 1 do got[level + 1] = {} end
 local function take(level, n)

@@ -6,8 +6,8 @@
 -- ARGV[2] member  str   who asks
 -- ARGV[3] limit   int   items to move at most
 --
--- Returns {'OK', moved, next_ms, left, closed, last}  until the next one is due, -1 when none is delayed; unsettled items;
---                                                     1 or 0; the number of the last item that the store has of this member
+-- Returns {'OK', moved, next_ms, left, closed, last, turn, accepted}  until the next one is due, -1 when none is delayed;
+--                       unsettled items; 1 or 0; of this member: its items, its last put, and how many of that were accepted
 --         {'GONE'}
 -- Derives `delayed`, `stream:<level>`, `puts`. Cost O(moved). Repeat: harmless.
 -- include _queue
@@ -21,5 +21,7 @@ for _, member in ipairs(due) do
 end
 local first, next_ms = call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES'), -1
 if first[2] then next_ms = math.max(0, tonumber(first[2]) - now) end
-local last = string.match(call('HGET', P .. 'puts', ARGV[2]) or '', '^%d+')
-return {'OK', #due, next_ms, unsettled(), is_closed and 1 or 0, tonumber(last) or 0}
+local row = call('HGET', P .. 'puts', ARGV[2]) or ''
+local last, turn, accepted = string.match(row, '^(%d+) (%d+) (%d+) ')
+last = last or string.match(row, '^%d+')
+return {'OK', #due, next_ms, unsettled(), is_closed and 1 or 0, tonumber(last) or 0, tonumber(turn) or 0, tonumber(accepted) or 0}

@@ -8,10 +8,10 @@
 -- ARGV[4] seen    msgpack  for each of the hosts the ids that it saw up to there: 2,000 in all, or one host
 --
 -- Returns {'OK', mended}  hosts whose queued or in_flight was wrong, or that were wrongly in or out of the schedule or
---                         of the lists of blocked and of given-up hosts
+--                         of the lists of blocked, given-up and demoted hosts
 --         {'BEHIND'}      more than 1,000 entries came after `walked`: walk on, and ask again; nothing was written
 --         {'GONE'}
--- Derives `host:<host>`, `queue:<host>:<level>`, `schedule`, `blocked`, `given_up`, `giving_up`, `stream:fetch`.
+-- Derives `host:<host>`, `queue:<host>:<level>`, `schedule`, `blocked`, `given_up`, `giving_up`, `demoted`, `stream:fetch`.
 -- Repeat: harmless, mended is 0.
 --
 -- A host given up for its page budget gets its chance again when the budget was raised.
@@ -43,6 +43,7 @@ for i = 1, #keys do
   end
   is_wrong = is_misplaced('blocked', key, h.blocked ~= '') or is_wrong
   is_wrong = is_misplaced('given_up', key, is_lost(h)) or is_wrong
+  is_wrong = is_misplaced('demoted', key, h.demoted > 0) or is_wrong
   if is_wrong then mended = mended + 1 end
 end
 settle()

@@ -31,6 +31,7 @@
 -- include _links
 -- include _dispatch
 -- include _process
+-- include _reasons
 local stage = ARGV[3]
 local function is_text(value) return type(value) == 'string' end
 -- A reason is part of the name of a counter.
@@ -58,8 +59,7 @@ function ACT.retry(c, f)
 end
 function ACT.dead(c, f) bury_item(stage, f, c[3][1], c[3][2], ARGV[2]) end
 function ACT.dropped(c)
-  count(stage .. '.dropped', 1)
-  count(stage .. '.dropped.' .. c[3][1], 1)
+  count_dropped(stage, c[3][1])
 end
 
 local words, changed, has_links = {}, {stage}, false

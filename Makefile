@@ -71,7 +71,7 @@ bench: setup-dev ## The short benchmarks; benchmarks/README.md says how to read 
 
 lock: ## Resolve the dependencies again into the lock files (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-header --extra embedded pyproject.toml -o requirements.lock
-	uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-header --extra embedded --extra parquet --extra postgres --extra xpath --group dev pyproject.toml -c requirements.lock -o requirements-dev.lock
+	uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-header --extra embedded --extra parquet --extra postgres --extra xpath --extra otel --group dev pyproject.toml -c requirements.lock -o requirements-dev.lock
 	for wanted in benchmarks/contestants/*.in; do \
 	  uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate --no-header $$wanted -o $${wanted%.in}.txt || exit; \
 	done

@@ -30,6 +30,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "lifecycles": Benchmark("How many tasks a second does one Redis carry through their life?", (), "5 s"),
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
+    "metrics_cost": Benchmark("What do metrics cost of a page? (fails above 3 %)", None, "20 s"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),
     "conformance.charset": Benchmark("How many pages are read in the right encoding?", None, "2 s"),
     "peers": Benchmark(
@@ -40,7 +41,10 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "processes": Benchmark("How much faster are two processes than one?", None, "2 min"),
     "soak": Benchmark("Does a worker grow over a million pages?", None, "30 min"),
     "queue_cost": Benchmark("What does a task on TaskQueue cost? (against others: --others)", (), "15 s"),
+    "concurrency": Benchmark("Are slots that adapt ever slower than 64, and when faster?", None, "3 min"),
+    "stage_scaling": Benchmark("Does a second worker of a stage make it twice as fast?", None, "1 min"),
     "docs_site": Benchmark("Does a crawl of real documentation find exactly what is there?", None, "1 min"),
+    "alike": Benchmark("Are pages of real sites taken for near-identical? (wants --html)", None, "1 min"),
     "conformance.urls": Benchmark("Are URLs read as browsers read them? (wants --data)", None, "1 s"),
     "conformance.sitemaps": Benchmark("What is found in sitemaps, good and broken? (wants --data)", None, "10 s"),
     "conformance.robots": Benchmark("Does a robots.txt mean to us what it means to Google's parser?", None, "3 min"),

@@ -27,6 +27,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -404,6 +405,8 @@ def main() -> None:
     add_venvs_option(parser)
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # An end by SIGTERM must stop the web server too; the default action would leave it behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if options.read is not None:
         try:
             lines = [json.loads(line) for line in options.read.read_text().splitlines()]

@@ -60,6 +60,19 @@ class Panel:
     words: Mapping[str, tuple[str, str]] | None = None
     """Text and colour for a value."""
     decimals: int | None = None
+    empty: str = "no data"
+    """What stands there when there is no series: of what shows troubles alone, that there were none."""
+
+
+def some(expr: str) -> str:
+    """Return a query without its zeros: a legend with a line for each reason there might be hides those there are."""
+    return f"{expr} > 0"
+
+
+def held(expr: str) -> str:
+    """Return a query by crawl, stage and reason without what was not held back in the time that is shown."""
+    ever = f"max by (crawl, stage, reason) (max_over_time(streamcrawl_throttled{{{IN_CRAWL}}}[$__range])) > 0"
+    return f"{expr} and on (crawl, stage, reason) ({ever})"
 
 
 def worker_sum(metric: str, by: str, where: str = IN_STAGE) -> str:
@@ -240,10 +253,12 @@ THROTTLES: Final = (
         "stage does not keep up; scale it.",
         queries=(
             Query(
-                f"max by (crawl, stage, reason) (streamcrawl_throttled{{{IN_CRAWL}}})", "{{crawl}} {{stage}} {{reason}}"
+                held(f"max by (crawl, stage, reason) (streamcrawl_throttled{{{IN_CRAWL}}})"),
+                "{{crawl}} {{stage}} {{reason}}",
             ),
         ),
         kind="states",
+        empty="nothing was held back",
         width=12,
         words={"0": ("runs", GREEN), "1": ("held back", ORANGE)},
     ),
@@ -252,8 +267,13 @@ THROTTLES: Final = (
         about="The same as a share of the last minutes. Short times are what marks are for; all of the time is a "
         "stage too few.",
         queries=(
-            Query(truth_rate("throttled_seconds_total", "crawl, stage, reason"), "{{crawl}} {{stage}} {{reason}}"),
+            Query(
+                # Of two looks at one moment, a second of delay between them would be more than all of the time.
+                held(f"clamp_max({truth_rate('throttled_seconds_total', 'crawl, stage, reason')}, 1)"),
+                "{{crawl}} {{stage}} {{reason}}",
+            ),
         ),
+        empty="nothing was held back",
         unit="percentunit",
         width=12,
         limits=((0.5, ORANGE), (0.95, RED)),
@@ -296,14 +316,15 @@ FAILURES: Final = (
         title="Answers by class",
         about="Answers of web servers a second. Many 4xx: dead links, or the crawler is not wanted. 5xx and 429: too "
         "fast; `streamcrawl host set NAME HOST --delay 5s`.",
-        queries=(Query(worker_sum("fetch_responses_total", "crawl, class", IN_CRAWL), "{{crawl}} {{class}}"),),
+        queries=(Query(some(worker_sum("fetch_responses_total", "crawl, class", IN_CRAWL)), "{{crawl}} {{class}}"),),
         unit="reqps",
         kind="stacked",
     ),
     Panel(
         title="Requests without an answer",
         about="By reason, a second. dns or connect of everything: this network is broken, not theirs.",
-        queries=(Query(worker_sum("fetch_errors_total", "crawl, reason", IN_CRAWL), "{{crawl}} {{reason}}"),),
+        queries=(Query(some(worker_sum("fetch_errors_total", "crawl, reason", IN_CRAWL)), "{{crawl}} {{reason}}"),),
+        empty="none",
         unit="reqps",
         kind="stacked",
     ),
@@ -323,13 +344,17 @@ FAILURES: Final = (
         about="By stage and reason. Read one: `streamcrawl dead show NAME ID`; mend the cause, then `dead replay`.",
         queries=(Query(truth_sum("dead_letters", "crawl, stage, reason"), ""),),
         kind="table",
+        empty="none",
         decimals=0,
     ),
     Panel(
         title="Left out on purpose",
         about="Tasks that ended without a result for a named reason, a second: robots.txt, redirects to other hosts, "
         "limits.",
-        queries=(Query(truth_rate("tasks_dropped_total", "crawl, stage, reason"), "{{crawl}} {{stage}} {{reason}}"),),
+        queries=(
+            Query(some(truth_rate("tasks_dropped_total", "crawl, stage, reason")), "{{crawl}} {{stage}} {{reason}}"),
+        ),
+        empty="none",
         unit="ops",
         kind="stacked",
     ),
@@ -337,7 +362,8 @@ FAILURES: Final = (
         title="Links taken for traps",
         about="Links of pages that were not followed, a second. If they are real pages, raise the limit that the "
         "reason names: `streamcrawl settings show NAME`.",
-        queries=(Query(truth_rate("links_left_out_total", "crawl, reason"), "{{crawl}} {{reason}}"),),
+        queries=(Query(some(truth_rate("links_left_out_total", "crawl, reason")), "{{crawl}} {{reason}}"),),
+        empty="none",
         unit="ops",
         kind="stacked",
     ),
@@ -479,7 +505,7 @@ FETCH: Final = (
     Panel(
         title="Requests a second",
         about="Answers of web servers, redirects and robots.txt included, by class.",
-        queries=(Query(worker_sum("fetch_responses_total", "class", IN_FETCH), "{{class}}"),),
+        queries=(Query(some(worker_sum("fetch_responses_total", "class", IN_FETCH)), "{{class}}"),),
         unit="reqps",
         kind="stacked",
     ),
@@ -510,7 +536,8 @@ FETCH: Final = (
     Panel(
         title="Reasons",
         about="Requests that brought no usable answer, a second.",
-        queries=(Query(worker_sum("fetch_errors_total", "reason", IN_FETCH), "{{reason}}"),),
+        queries=(Query(some(worker_sum("fetch_errors_total", "reason", IN_FETCH)), "{{reason}}"),),
+        empty="none",
         unit="reqps",
         kind="stacked",
     ),
@@ -584,7 +611,7 @@ STAGE: Final = (
         title="How entries ended",
         about="A second. retry and unanswered come again; dead needs a person; lease_lost was done twice.",
         queries=(
-            Query(worker_sum("worker_commits_total", "crawl, stage, outcome"), "{{crawl}} {{stage}} {{outcome}}"),
+            Query(some(worker_sum("worker_commits_total", "crawl, stage, outcome")), "{{crawl}} {{stage}} {{outcome}}"),
         ),
         unit="ops",
         kind="stacked",
@@ -611,6 +638,7 @@ STAGE: Final = (
         about="`streamcrawl dead ls NAME --stage STAGE --by reason`, then mend the cause and replay them.",
         queries=(Query(truth_sum("dead_letters", "crawl, stage, reason", IN_STAGE), ""),),
         kind="table",
+        empty="none",
         decimals=0,
     ),
     Panel(
@@ -618,6 +646,114 @@ STAGE: Final = (
         about="Length of the output's file that is committed; after a crash the file is cut back to it.",
         queries=(Query(f"max by (crawl, stage) (streamcrawl_output_bytes{{{IN_CRAWL}}})", "{{crawl}} {{stage}}"),),
         unit="bytes",
+    ),
+)
+
+
+IN_QUEUE: Final = 'queue=~"$queue"'
+
+QUEUE_HEALTH: Final = (
+    Panel(
+        title="Waiting",
+        about="Items that no consumer has yet. It grows: start consumers. At the queue's `maxsize` its producers wait.",
+        queries=(Query(truth_sum("queue_waiting", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        decimals=0,
+    ),
+    Panel(
+        title="Done a second",
+        about="Items that consumers settled well.",
+        queries=(Query(truth_rate("queue_items_done_total", "queue", IN_QUEUE), "{{queue}}"),),
+        unit="ops",
+        kind="number",
+        width=6,
+        decimals=1,
+    ),
+    Panel(
+        title="Dead letters",
+        about="Items that failed too often. `TaskQueue.dead_letters` shows them with their errors, `replay` sends them "
+        "again.",
+        queries=(Query(truth_sum("queue_dead_letters", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        limits=((1, ORANGE), (1000, RED)),
+        decimals=0,
+    ),
+    Panel(
+        title="Balance",
+        about="By how many items the counts differ from the structures. Anything but 0 is a fault of streamcrawl or of "
+        "its Redis.",
+        queries=(Query(truth_sum("queue_balance", "queue", IN_QUEUE), "{{queue}}"),),
+        kind="number",
+        width=6,
+        limits=((1, RED),),
+        decimals=0,
+    ),
+)
+
+QUEUE_PACE: Final = (
+    Panel(
+        title="Accepted and done",
+        about="Items a second. Done lies under accepted for long: more consumers, or its producers will wait.",
+        queries=(
+            Query(truth_rate("queue_items_created_total", "queue", IN_QUEUE), "{{queue}} accepted"),
+            Query(truth_rate("queue_items_done_total", "queue", IN_QUEUE), "{{queue}} done"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        title="Where the items are",
+        about="Waiting, out (in the hands of consumers), and delayed. Out all the time with nothing done: consumers "
+        "hang or never call task_done.",
+        queries=(
+            Query(truth_sum("queue_waiting", "queue", IN_QUEUE), "{{queue}} waiting"),
+            Query(truth_sum("queue_out", "queue", IN_QUEUE), "{{queue}} out"),
+            Query(truth_sum("queue_delayed", "queue", IN_QUEUE), "{{queue}} delayed"),
+        ),
+        kind="stacked",
+    ),
+    Panel(
+        title="Oldest item, by level",
+        about="Since the oldest item that waits or is out was put. A low level that grows old while a high one is "
+        "served has the share that its priority gives it: start more consumers.",
+        queries=(
+            Query(
+                f"max by (queue, level) (streamcrawl_queue_oldest_seconds{{{IN_QUEUE}}})", "{{queue}} level {{level}}"
+            ),
+        ),
+        unit="s",
+        limits=((300, ORANGE), (3600, RED)),
+    ),
+    Panel(
+        title="Tried again, crashed, too late",
+        about="Items a second that were given back, whose consumer died, and whose ending came after their lease was "
+        "over: these were done twice. Too late often: a longer lease_s, or less at a time.",
+        queries=(
+            Query(truth_rate("queue_items_retried_total", "queue", IN_QUEUE), "{{queue}} again"),
+            Query(truth_rate("queue_items_crashed_total", "queue", IN_QUEUE), "{{queue}} crashed"),
+            Query(truth_rate("queue_items_lease_lost_total", "queue", IN_QUEUE), "{{queue}} too late"),
+        ),
+        unit="ops",
+    ),
+    Panel(
+        title="Members",
+        about="Live TaskQueue objects, those that only put included. Fewer than you started: look at their logs.",
+        queries=(Query(truth_sum("queue_members", "queue", IN_QUEUE), "{{queue}}"),),
+        decimals=0,
+    ),
+    Panel(
+        title="Filled",
+        about="Waiting and delayed items in parts of `maxsize`, at which puts wait. Without a maxsize it is not shown.",
+        queries=(
+            Query(
+                f"({truth_sum('queue_waiting', 'queue', IN_QUEUE)} + "
+                f"{truth_sum('queue_delayed', 'queue', IN_QUEUE)}) / {truth_sum('queue_maxsize', 'queue', IN_QUEUE)}",
+                "{{queue}}",
+            ),
+        ),
+        unit="percentunit",
+        limits=((0.8, ORANGE), (1, RED)),
     ),
 )
 
@@ -647,24 +783,38 @@ def fetch() -> model.Dashboard:
 def stage() -> model.Dashboard:
     """Any stage, by its name: fetch, the stages of a program, and outputs."""
     made = _dashboard("streamcrawl: one stage", "stage", "One stage or output, chosen above.")
-    made.with_variable(
-        dashboard.QueryVariable("stage")
-        .label("Stage")
+    made.with_variable(_choice("stage", "Stage", 'label_values(streamcrawl_stream_length{crawl=~"$crawl"}, stage)'))
+    _add_row(made, "$stage", STAGE)
+    return made.build()
+
+
+def queues() -> model.Dashboard:
+    """The TaskQueues of a Redis, which belong to no crawl."""
+    made = _empty("streamcrawl: queues", "queues", "TaskQueues: who waits, what is done, what fails.")
+    made.with_variable(_choice("queue", "Queue", "label_values(streamcrawl_queue_closed, queue)"))
+    _add_row(made, "Are they well?", QUEUE_HEALTH)
+    _add_row(made, "Do they keep up?", QUEUE_PACE)
+    return made.build()
+
+
+def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    """Return a variable of which one, several or all are chosen."""
+    return (
+        dashboard.QueryVariable(name)
+        .label(label)
         .datasource(SOURCE)
-        .query('label_values(streamcrawl_stream_length{crawl=~"$crawl"}, stage)')
+        .query(query)
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
         .include_all(True)
         .current(model.VariableOption(text="All", value="$__all"))
     )
-    _add_row(made, "$stage", STAGE)
-    return made.build()
 
 
-def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
-    """Return a dashboard with what all of them have: variables, marks for what happened, links to the others."""
-    made = (
+def _empty(title: str, name: str, about: str) -> dashboard.Dashboard:
+    """Return a dashboard with what all of them have."""
+    return (
         dashboard.Dashboard(title)
         .uid(f"streamcrawl-{name}")
         .description(about)
@@ -681,18 +831,13 @@ def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
             .keep_time(True)
         )
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(
-            dashboard.QueryVariable("crawl")
-            .label("Crawl")
-            .datasource(SOURCE)
-            .query("label_values(streamcrawl_crawl_complete, crawl)")
-            .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .sort(model.VariableSort.ALPHABETICAL_ASC)
-            .multi(True)
-            .include_all(True)
-            .current(model.VariableOption(text="All", value="$__all"))
-        )
     )
+
+
+def _dashboard(title: str, name: str, about: str) -> dashboard.Dashboard:
+    """Return a dashboard of crawls: the choice of one, and marks for what happened."""
+    made = _empty(title, name, about)
+    made.with_variable(_choice("crawl", "Crawl", "label_values(streamcrawl_crawl_complete, crawl)"))
     for name_, colour, expr in (
         ("Pauses", "blue", f'max by (crawl) (streamcrawl_throttled{{{IN_CRAWL}, reason="paused"}}) == 1'),
         (
@@ -724,7 +869,7 @@ _Built = TypeVar("_Built", timeseries.Panel, stat.Panel, statetimeline.Panel, ta
 def _filled(built: _Built, panel: Panel, height: int) -> _Built:
     """Return `built` with what all kinds of panels have."""
     built.title(panel.title).description(panel.about).datasource(SOURCE).unit(panel.unit)
-    built.height(height).span(panel.width).no_value("no data")
+    built.height(height).span(panel.width).no_value(panel.empty)
     steps = [model.Threshold(value=None, color=GREEN), *(model.Threshold(value=v, color=c) for v, c in panel.limits)]
     built.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
     if panel.decimals is not None:
@@ -802,7 +947,7 @@ def made() -> dict[str, str]:
     """Return the text of each dashboard, by the name of its file."""
     return {
         f"{name}.json": json.dumps(build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
-        for name, build in (("overview", overview), ("fetch", fetch), ("stage", stage))
+        for name, build in (("overview", overview), ("fetch", fetch), ("stage", stage), ("queues", queues))
     }
 
 

@@ -27,7 +27,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streamcrawl.errors import ConfigError
-from streamcrawl.settings import check_name, of_program
+from streamcrawl.settings import SlotLimits, check_name, of_program
 from streamcrawl.store.frontier import check_stage
 from streamcrawl.work.program import PAGE, Program, Stage, Taken, annotation_of, check_handler
 from streamcrawl.work.program import Resource as HeldResource
@@ -90,7 +90,7 @@ class Crawl:
         *,
         label: str = "",
         own_stage: bool = False,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -101,7 +101,7 @@ class Crawl:
         *,
         label: str = "",
         own_stage: bool = False,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -130,7 +130,7 @@ class Crawl:
                         source=PAGE,
                         is_page=True,
                         label=label,
-                        concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
+                        concurrency=_slots(concurrency),
                         timeout_ms=_timeout_ms(timeout_s),
                         attempts=_attempts(attempts),
                         version=str(version),
@@ -150,7 +150,7 @@ class Crawl:
         *,
         name: str | None = None,
         source: str | None = None,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -161,7 +161,7 @@ class Crawl:
         *,
         name: str | None = None,
         source: str | None = None,
-        concurrency: int = 16,
+        concurrency: int | tuple[int, int] = 16,
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
@@ -171,7 +171,9 @@ class Crawl:
         Args:
             name: Of its stream and in counts; by default that of the function.
             source: Name of the stage whose items it gets, `page` for those of pages; by default the stage before.
-            concurrency: Calls at a time in each process.
+            concurrency: Calls at a time in each process. A number is what you know that they bear, and holds; of a
+                pair, the least and the most, as many as this process, its memory and what follows bear, while no more
+                of them fail than with fewer.
             timeout_s: Longest time of one call; by default `--handler-timeout` of the crawl.
             attempts: Calls until an item is a dead letter; by default those of the crawl.
             version: Another version has a stream of its own: workers of both run side by side during a deploy.
@@ -184,7 +186,7 @@ class Crawl:
                     function=function,
                     takes=Taken(annotation_of(function, is_batch=False)),
                     source=self._source(source),
-                    concurrency=_within("concurrency", concurrency, CONCURRENCY_MAX),
+                    concurrency=_slots(concurrency),
                     timeout_ms=_timeout_ms(timeout_s),
                     attempts=_attempts(attempts),
                     version=str(version),
@@ -301,6 +303,14 @@ def _within(what: str, value: int, most: int) -> int:
     if not 1 <= value <= most:
         raise ConfigError(f"{what} {value} will not do: 1 to {most}")
     return value
+
+
+def _slots(concurrency: int | tuple[int, int]) -> SlotLimits:
+    least, most = concurrency if isinstance(concurrency, tuple) else (concurrency, concurrency)
+    found = SlotLimits(_within("concurrency", least, CONCURRENCY_MAX), _within("concurrency", most, CONCURRENCY_MAX))
+    if least > most:
+        raise ConfigError(f"concurrency {concurrency} will not do: the least comes first")
+    return found
 
 
 def _attempts(attempts: int | None) -> int | None:

@@ -44,6 +44,24 @@ _CONTACT: Final = re.compile(r"(?:[!-'*-?A-~]{1,100}@|https?://)[!-'*-?A-~]{1,20
 """Of ASCII without blanks, brackets and a second @: it stands in a comment of a header."""
 _SWITCH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 _NONE: Final = ("none", "no limit")
+_AUTO: Final = "auto"
+_SLOTS: Final = re.compile(r"([+-]?[0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?")
+
+
+class SlotLimits(msgspec.Struct, frozen=True):
+    """How many work slots a process has: from `least` to `most`, by what it can bear (rules/concurrency.py)."""
+
+    least: int
+    most: int
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.least == self.most
+
+
+SLOTS_AUTO: Final = SlotLimits(16, 256)
+"""16 keep a process busy whose pages come within its own time for one, as from the next room; with 256 it is busy while
+they take a quarter of a second."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,9 +191,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     handler_timeout_ms: int = 600_000
 
     # -- workers
-    processes: int = 1
-    concurrency: int = 64
-    """Work slots per process."""
+    processes: int | None = 1
+    """Of the fetch, of each stage of a program too; None for as many in all as there are cores (work/machine.py)."""
+    concurrency: SlotLimits = SLOTS_AUTO
+    """Work slots of each process that fetches; 64 to begin with, where that is within the limits."""
     lease_ms: int = 30_000
     headers: tuple[str, ...] = ()
     """`PATTERN: Name: value`, sent to hosts that match (rules/host_headers.py)."""
@@ -191,6 +210,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics_port: int | None = None
     """Where this machine's workers show their metrics; 0 for any that is free, None for not at all."""
     metrics_host: str = "127.0.0.1"
+    traces: int | None = None
+    """One page of so many is followed by OpenTelemetry (work/traces.py): each costs six spans or more and 0.3 ms."""
     handler: str | None = None
     """`module:function` called with each page; None keeps the page record itself."""
 
@@ -323,6 +344,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "grace_ms": (_LOCAL, "what stops this machine's processes may be less patient than elsewhere"),
     "metrics_port": (_LOCAL, "a port of this machine"),
     "metrics_host": (_LOCAL, "an address of this machine"),
+    "traces": (_LOCAL, "each machine has the collector of its network"),
     "handler": (_RESTING, "it is loaded once, when a worker starts: part of the pages would go to the old one"),
     "frontier_max": (_TUNABLE, "compared whenever URLs are offered"),
     "seeds_waiting_max": (_TUNABLE, "compared whenever seeds are offered"),
@@ -456,7 +478,9 @@ def check_name(name: str) -> str:
     return name
 
 
-_Kind = Literal["duration", "size", "number", "switch", "list", "lines", "names", "choice", "text"]
+_Kind = Literal[
+    "duration", "size", "number", "processes", "slots", "switch", "list", "lines", "names", "choice", "text"
+]
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Settings) if field.name != "name"}
 _SIZE_UNITS: Final = [
     (base**power, f"{letter}B")
@@ -473,10 +497,13 @@ def _kind(field: str) -> _Kind:
         return "size"
     if field in ("drop_params", "ip_exempt"):
         return "names"
+    if field == "processes":
+        return "processes"
     held = _FIELDS[field].type
     kinds: dict[Any, _Kind] = {
         int: "number",
         int | None: "number",
+        SlotLimits: "slots",
         bool: "switch",
         ScopeKind: "choice",
         CookieKind: "choice",
@@ -496,6 +523,10 @@ def read_value(field: str, text: str) -> Any:
         ConfigError: the text is no such value; the message does not name the setting.
     """
     text, kind = text.strip(), _kind(field)
+    if kind == "processes":
+        return None if text.lower() == _AUTO else _read_number(text, f"a whole number, or {_AUTO}")
+    if kind == "slots":
+        return _read_slots(text)
     if text.lower() in _NONE and type(None) in get_args(_FIELDS[field].type):
         return None
     if kind == "duration":
@@ -525,6 +556,13 @@ def _names(found: Iterable[str]) -> tuple[str, ...]:
 def show_value(field: str, value: Any) -> str:
     """Return a value as people write it, `1s`, `10MB`, `no limit`; `read_value` reads it back."""
     kind = _kind(field)
+    if kind == "processes":
+        return _AUTO if value is None else str(value)
+    if kind == "slots":
+        limits: SlotLimits = value
+        if limits == SLOTS_AUTO:
+            return _AUTO
+        return str(limits.most) if limits.is_fixed else f"{limits.least}-{limits.most}"
     if value is None:
         return "no limit" if field.endswith("_max") else "none"
     if kind == "duration":
@@ -569,10 +607,18 @@ def parse_setting(name: str, text: str) -> tuple[str, Any]:
         raise ConfigError(f"{key_of(field)}: {error}") from error
 
 
-def _read_number(text: str) -> int:
+def _read_number(text: str, wanted: str = "a whole number") -> int:
     if not _WHOLE.fullmatch(text):
-        raise ConfigError(f"{text!r} is not a whole number")
+        raise ConfigError(f"{text!r} is not {wanted}")
     return int(text)
+
+
+def _read_slots(text: str) -> SlotLimits:
+    if text.lower() == _AUTO:
+        return SLOTS_AUTO
+    if (match := _SLOTS.fullmatch(text)) is None:
+        raise ConfigError(f"{text!r} is not a number of slots; write 64, the least and the most (8-128), or {_AUTO}")
+    return SlotLimits(int(match[1]), int(match[2] or match[1]))
 
 
 def _read_switch(text: str) -> bool:
@@ -745,8 +791,12 @@ def _typed(field: str, one: Given) -> Given:
     if field not in _FIELDS:
         raise ConfigError(f"there is no setting {field!r}; the nearest is {_nearest(field, _KEYS)!r}")
     try:
+        if _kind(field) == "slots" and isinstance(one.value, int | str):
+            return Given(read_value(field, str(one.value)), one.source)
         value = msgspec.convert(one.value, _FIELDS[field].type, strict=False)
         return Given(_names(value) if _kind(field) == "names" else value, one.source)
+    except ConfigError as error:
+        raise ConfigError(f"{_where(field, one)}: {error}") from error
     except msgspec.ValidationError as error:
         shown = f"{one.source} {one.value!r}" if one.source else f"{field}={one.value!r}"
         raise ConfigError(f"{shown} will not do: {str(error)[:1].lower()}{str(error)[1:]}") from error
@@ -766,7 +816,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "timeout_ms": 1, "connect_timeout_ms": 1, "read_timeout_ms": 1, "rate_min_bytes": 0, "body_max_bytes": 1,
     "redirects_max": 0, "refresh_max_ms": 0, "links_max": 1, "attempts_max": 1, "retry_base_ms": 0, "retry_max_ms": 0,
     "host_backoff_base_ms": 1, "host_backoff_max_ms": 1, "host_give_up_ms": 0, "host_give_up_idle_ms": 0,
-    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0,
+    "crashes_max": 1, "handler_timeout_ms": 1, "metrics_port": 0, "traces": 1,
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
@@ -826,12 +876,13 @@ def make_settings(name: str = "", given: Mapping[str, Any] | None = None, **valu
 
 def _check(field: str, one: Given) -> None:
     value = one.value
-    if isinstance(value, int) and field in _AT_LEAST:
-        least, most = _AT_LEAST[field], _AT_MOST.get(field, _NUMBER_MAX)
-        if not least <= value <= most:
-            limit, word = (least, "least") if value < least else (most, "most")
-            shown = show_value(field, limit) if one.source else limit
-            raise ConfigError(f"{_said(field, one)} will not do: the {word} is {shown}")
+    if isinstance(value, SlotLimits):
+        _check_number(field, one, value.least)
+        _check_number(field, one, value.most)
+        if value.least > value.most:
+            raise ConfigError(f"{_said(field, one)} will not do: the least comes first, as in 8-128")
+    elif isinstance(value, int) and field in _AT_LEAST:
+        _check_number(field, one, value)
     elif field == "nameservers":
         for text in value:
             _check_nameserver(_where(field, one), text)
@@ -855,6 +906,14 @@ def _check(field: str, one: Given) -> None:
             f"{_where(field, one)} {value!r} is nothing to write to; give an e-mail address (you@example.org) or the "
             "address of a page (https://example.org/crawl)"
         )
+
+
+def _check_number(field: str, one: Given, number: int) -> None:
+    least, most = _AT_LEAST[field], _AT_MOST.get(field, _NUMBER_MAX)
+    if not least <= number <= most:
+        limit, word = (least, "least") if number < least else (most, "most")
+        shown = show_value(field, limit) if one.source and isinstance(one.value, int) else limit
+        raise ConfigError(f"{_said(field, one)} will not do: the {word} is {shown}")
 
 
 def _check_nameserver(said: str, text: str) -> None:
@@ -893,4 +952,5 @@ def _where(field: str, one: Given) -> str:
 
 def _said(field: str, one: Given) -> str:
     between = " " if one.source.startswith("--") else "="
-    return f"{_where(field, one)}{between}{show_value(field, one.value) if one.source else one.value}"
+    is_shown = one.source or isinstance(one.value, SlotLimits)
+    return f"{_where(field, one)}{between}{show_value(field, one.value) if is_shown else one.value}"

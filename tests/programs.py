@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import sys
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +225,27 @@ async def second_look(found: Found) -> dict[str, Any]:
     return {"url": found.url}
 
 
+# -- two stages whose slots adapt: one waits for the gate, the other holds its event loop
+
+roomy = Crawl("roomy", delay="0", obey_robots="no")
+roomy.page(find)
+
+
+@roomy.stage(source="page", concurrency=(2, 64))
+async def idle(found: Found) -> None:
+    """Wait for the gate."""
+    note("idle", found.url)
+    while not os.path.exists(os.environ["TESTS_GATE"]):  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(0.02)
+
+
+@roomy.stage(source="page", concurrency=(2, 64))
+async def burn(found: Found) -> None:
+    """Keep the loop from everything else."""
+    time.sleep(NAP_S)  # noqa: ASYNC251 - what it must not do
+    note("burnt", found.url)
+
+
 # -- two versions of a program, and one that lacks a stage
 
 
@@ -323,3 +345,34 @@ async def door() -> AsyncIterator[str]:
 async def enter(response: Response) -> dict[str, str]:
     """Say what was opened."""
     return {"url": response.url, "door": door.value}
+
+
+# -- what is followed by traces: a secret in a link, a retry, a span of its own, batches
+
+traced = Crawl("traced", delay="0", obey_robots="no", retry_base="10ms", depth_max=1)
+
+
+@traced.page
+async def list_them(response: Response) -> AsyncIterator[Request | Found]:
+    """Follow the links with a word that nobody else must get to know."""
+    if response.referrer is None:
+        for link in response.links():
+            yield response.follow(f"{link}?token=hunter2")
+    yield Found(response.final_url, response.page.title or "")
+
+
+@traced.stage(concurrency=2)
+def measure(found: Found) -> Found:
+    """Fail at the first try, and trace something in a thread."""
+    note("measure", found.url)
+    if len([one for one in noted(Path(os.environ["TESTS_JOURNAL"]), "measure") if one["url"] == found.url]) < 2:
+        raise ValueError(f"not yet: {found.url}")
+    from opentelemetry import trace
+
+    with trace.get_tracer("tests").start_as_current_span("scales"):
+        return found
+
+
+@traced.sink(batch=4, linger_s=0.05)
+async def shelve(batch: list[Found]) -> None:
+    """Take a batch."""

@@ -102,6 +102,11 @@ class Prometheus:
         os.close(self._lifeline)
         self._process.wait(30)
 
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://{self._address}"
+
     def instant(self, expr: str) -> list[Series]:
         """Return the present answer to a query."""
         found = self._ask("query", query=expr)["result"]

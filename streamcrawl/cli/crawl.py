@@ -8,8 +8,10 @@ import click
 
 from streamcrawl.cli.options import (
     AUTH_HELP,
+    CONCURRENCY_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROCESSES_HELP,
     PROXY_HELP,
     Duration,
     GroupedCommand,
@@ -19,6 +21,7 @@ from streamcrawl.cli.options import (
     Names,
     Networks,
     OnePath,
+    SettingValue,
     Size,
     config_option,
     debug_option,
@@ -442,19 +445,19 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
 )
 @_option(
     "--processes",
-    type=int,
-    metavar="N",
+    type=SettingValue("processes", "processes"),
+    metavar="N|auto",
     group=PLACE,
     setting="processes",
-    help="Worker processes on this machine. Default: 1.",
+    help=PROCESSES_HELP,
 )
 @_option(
     "--concurrency",
-    type=int,
-    metavar="N",
+    type=SettingValue("concurrency", "slots"),
+    metavar="N|MIN-MAX|auto",
     group=PLACE,
     setting="concurrency",
-    help="Fetches at a time in each process. Default: 64.",
+    help=CONCURRENCY_HELP,
 )
 @_option(
     "--nameserver",

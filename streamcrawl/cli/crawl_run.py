@@ -38,6 +38,7 @@ from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
 from streamcrawl.rules.proxies import check_proxied, parse_proxies
+from streamcrawl.rules.revisit import check_rounds
 from streamcrawl.rules.urls import hostname_of, split_url, without_credentials
 from streamcrawl.settings import CLASSES, Given, SettingClass, Settings, fields_of, make_settings, show_value
 from streamcrawl.sinks.targets import DEFAULT_ENDING, delete_files, read_target
@@ -218,6 +219,7 @@ class _Crawl(Running):
             # Known without a server: what is refused below must not leave an empty crawl behind.
             if options.is_resume:
                 raise self._nothing_to_resume()
+            check_rounds(settings)
             if not options.is_fresh:
                 await check_databases(self._sinks(None, settings, is_new=True))
         async with (
@@ -312,6 +314,7 @@ class _Crawl(Running):
             own = settings_of_new_crawl(given)
             settings = make_settings(name, {**given, **own})
             check_memory(store, settings)
+            check_rounds(settings)
             crawl, _ = await open_crawl(client, settings, sinks=names, given=encode_given(own))
             return crawl, settings, 1
         asked = {**identity_in(state.get("identity")), **given}
@@ -322,7 +325,10 @@ class _Crawl(Running):
         changes = {field: one for field, one in given.items() if CLASSES[field][0] in classes}
         local = {field: one.value for field, one in given.items() if CLASSES[field][0] is SettingClass.LOCAL}
         before = await read_tuned(crawl)
-        check_proxied(settings_of(crawl, name, {**before.given, **changes}, **local))
+        after = settings_of(crawl, name, {**before.given, **changes}, **local)
+        check_proxied(after)
+        if "one_round" in changes:
+            check_rounds(after)
         await self._refuse_while_at_work(crawl, before, changes)
         tuned, _ = await tune(crawl, name, changes)
         settings = settings_of(crawl, name, tuned.given, **local)

@@ -50,6 +50,14 @@ PROXY_HELP: Final = (
     "USER:PASSWORD@ where one is needed. May be repeated: each host keeps one of them, and goes to another while "
     "its own fails. Not kept either; see --header."
 )
+PROCESSES_HELP: Final = (
+    "Worker processes on this machine, of the fetch and of each stage of a program. auto: as many in all as there are "
+    "cores for it. Default: 1."
+)
+CONCURRENCY_HELP: Final = (
+    "Fetches at a time in each process: just N, or from MIN to MAX, as many as the process, its memory, the network "
+    "and what follows can bear. Default: auto, which is 16-256."
+)
 _CONFIG: Final = "streamcrawl.config"
 """Where a context keeps its settings file."""
 
@@ -100,6 +108,20 @@ class Limit(click.ParamType[int | None]):
         try:
             # Read as any setting that is a number or not set.
             return value if isinstance(value, int) else cast("int | None", read_value("pages_max", value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class SettingValue(click.ParamType[Any]):
+    """The value of a setting, as its file takes it."""
+
+    def __init__(self, field: str, name: str) -> None:
+        self.name = name
+        self._field = field
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return read_value(self._field, value) if isinstance(value, str) else value
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -213,7 +235,7 @@ def debug_option(**kwargs: Any) -> Callable[[F], F]:
 
 
 def metrics_options(**kwargs: Any) -> Callable[[F], F]:
-    """Give a command that runs workers the options of its metrics."""
+    """Give a command that runs workers the options of its metrics and traces."""
 
     def decorate(function: F) -> F:
         host = click.option(
@@ -236,7 +258,19 @@ def metrics_options(**kwargs: Any) -> Callable[[F], F]:
             "0 for a free port. Default: none.",
             **kwargs,
         )
-        return port(host(function))
+        traces = click.option(
+            "--traces",
+            "traces",
+            type=Limit(),
+            metavar="N",
+            cls=GroupedOption,
+            setting="traces",
+            help="Follow one page of N, and the items that come of it, by OpenTelemetry: traces go to "
+            "OTEL_EXPORTER_OTLP_ENDPOINT by OTLP over HTTP (needs streamcrawl[otel]). Give it to all workers. Default: "
+            "none.",
+            **kwargs,
+        )
+        return port(host(traces(function)))
 
     return decorate
 

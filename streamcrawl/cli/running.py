@@ -28,6 +28,7 @@ from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
 from streamcrawl.work.logs import FromLibraries, Level, Logger, Said
 from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
+from streamcrawl.work.traces import check_traces
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
@@ -90,6 +91,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The command that goes on with it."""
     more: str = ""
     """What to do for more pages than --max-pages."""
+    tune: str = ""
+    """As a `Run` has it."""
     home: str | None = None
     """For who only helps: the machine where an output is begun that nobody has written to yet; others are continued
     where they were written last. None for who may begin and continue them here."""
@@ -177,9 +180,11 @@ class Running:
         """Show metrics as long as the block runs, where that was asked for; also while there are no workers yet.
 
         Raises:
-            ConfigError: the port cannot be listened on.
+            ConfigError: the port cannot be listened on, or traces cannot be sent.
         """
         self._logger.fields["crawl"] = settings.name
+        if settings.traces is not None:
+            check_traces()
         if settings.metrics_port is None:
             yield
             return
@@ -223,7 +228,8 @@ class Running:
             word = await self._run_loops(self._supervisor, job)
         finally:
             self._logger.close()
-        return await self._sum_up(Run(word, time.monotonic() - started, job.pages_before, job.resume, job.more), job)
+        run = Run(word, time.monotonic() - started, job.pages_before, job.resume, job.more, job.tune)
+        return await self._sum_up(run, job)
 
     async def _without_written_elsewhere(self, job: Job) -> list[SinkSpec]:
         """Return the sinks with '' for the path of one that a live process on another machine writes, in a file there.
@@ -353,5 +359,7 @@ async def _watch_server(job: Job) -> None:
 
 
 def _count_workers(supervisor: Supervisor) -> tuple[int, int]:
-    workers = [child for child in supervisor.children if child.role == "fetch"]
+    children = supervisor.children
+    # Of a command that only runs stages of a program those: "0 workers" would look as if it did nothing.
+    workers = [one for one in children if one.role == "fetch"] or [one for one in children if one.role == "stage"]
     return len(workers), sum(child.busy for child in workers)

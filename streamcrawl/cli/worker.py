@@ -8,12 +8,15 @@ import click
 
 from streamcrawl.cli.options import (
     AUTH_HELP,
+    CONCURRENCY_HELP,
     CONTEXT,
     HEADER_HELP,
+    PROCESSES_HELP,
     PROXY_HELP,
     Duration,
     GroupedCommand,
     GroupedOption,
+    SettingValue,
     config_option,
     debug_option,
     given_settings,
@@ -27,6 +30,7 @@ from streamcrawl.settings import ENVIRONMENT_PREFIX
 
 if TYPE_CHECKING:
     from streamcrawl.errors import ExitCode
+    from streamcrawl.settings import SlotLimits
 
 
 @click.command("worker", cls=GroupedCommand, context_settings=CONTEXT)
@@ -49,19 +53,19 @@ if TYPE_CHECKING:
 @redis_option(help="Redis that keeps the crawl, the same for all of its workers. [STREAMCRAWL_REDIS]")
 @click.option(
     "--processes",
-    type=int,
-    metavar="N",
+    type=SettingValue("processes", "processes"),
+    metavar="N|auto",
     cls=GroupedOption,
     setting="processes",
-    help="Worker processes on this machine. Default: 1.",
+    help=PROCESSES_HELP,
 )
 @click.option(
     "--concurrency",
-    type=int,
-    metavar="N",
+    type=SettingValue("concurrency", "slots"),
+    metavar="N|MIN-MAX|auto",
     cls=GroupedOption,
     setting="concurrency",
-    help="Fetches at a time in each process. Default: 64.",
+    help=CONCURRENCY_HELP,
 )
 @click.option(
     "--header",
@@ -135,7 +139,7 @@ def command(
     crawl_name: str | None,
     redis_url: str | None,
     processes: int | None,
-    concurrency: int | None,
+    concurrency: SlotLimits | None,
     headers: tuple[str, ...],
     auth: tuple[str, ...],
     proxies: tuple[str, ...],
@@ -145,6 +149,7 @@ def command(
     is_quiet: bool,
     metrics_port: int | None,
     metrics_host: str | None,
+    traces: int | None,
     log_format: str,
     log_level: str,
     debug: bool,

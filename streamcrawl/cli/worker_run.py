@@ -150,7 +150,8 @@ class _Worker(Running):
                 * status.is_paused
             )
             again = shlex.join(self._command())
-            raise_it = shlex.join(["streamcrawl", "settings", "set", self._name, "max-pages=N", *self._place])
+            place = "".join(f" {shlex.quote(part)}" for part in self._place)
+            tune = f"streamcrawl settings set {self._name} {{}}{place}"
             return await self.run_crawl(
                 Job(
                     name=self._name,
@@ -163,7 +164,8 @@ class _Worker(Running):
                     sinks=[SinkSpec(sink, "" if self._only else path) for sink, path in stored.sinks.items()],
                     pages_before=status.page("done"),
                     resume=again,
-                    more=f"{raise_it}, then {again}",
+                    more=f"{tune.format('max-pages=N')}, then {again}",
+                    tune=f"{tune}, then streamcrawl resume {self._name}{place}",
                     app=self._app,
                     program=self._program,
                     only=self._only,

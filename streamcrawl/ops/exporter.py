@@ -1,4 +1,4 @@
-"""What Redis knows of its crawls, for Prometheus and for autoscalers. It changes nothing, and may run twice.
+"""What Redis knows of its crawls and queues, for Prometheus and for autoscalers. It changes nothing, and may run twice.
 
 One look is the status of each crawl (ops/status.py: a few bounded answers, whatever its size) and the sizes of its
 structures at one instant, for the balance. A look is kept for a second, so that two who scrape cost one. When Redis is
@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from streamcrawl.errors import ConfigError, StoreError, fetch_error_kinds
 from streamcrawl.ops.metrics import counter, gauge
 from streamcrawl.ops.probes import healthy, unanswered
+from streamcrawl.ops.queue_figures import QUEUES_MAX, QueueLook, look_at_queue, queue_metrics, queue_names
 from streamcrawl.ops.serving import Reply, exposition
 from streamcrawl.ops.status import STAGE, STOPS, read_status, stream_key
 from streamcrawl.rules.sitemaps import Listed
@@ -97,6 +98,8 @@ class Look(msgspec.Struct, frozen=True):
     """INFO of memory and persistence."""
     crawls: list[CrawlLook] = msgspec.field(default_factory=list)
     crawls_in_all: int = 0
+    queues: list[QueueLook] = msgspec.field(default_factory=list)
+    queues_in_all: int = 0
 
 
 class CrawlLook(msgspec.Struct, frozen=True):
@@ -193,6 +196,9 @@ class Exporter:
                 names = self._names or await crawl_names(self._client)
                 gate = asyncio.Semaphore(AT_A_TIME)
                 found = await asyncio.gather(*(self._look_at(name, gate) for name in names[:CRAWLS_MAX]))
+                # Whoever names crawls wants to see these and nothing else.
+                its_queues = [] if self._names else await queue_names(self._client)
+                looks = await asyncio.gather(*(self._look_at_queue(name, gate) for name in its_queues[:QUEUES_MAX]))
         except TimeoutError:
             error = f"Redis does not answer within {LOOK_MAX_S:g} s"
         except StoreError as refused:
@@ -205,7 +211,8 @@ class Exporter:
                 for gone in of_crawl.keys() - names_found:
                     del of_crawl[gone]
             now = time.monotonic()
-            return Look(now, now - began, "", server, crawls, len(names))
+            queues = [queue for queue in looks if queue is not None]
+            return Look(now, now - began, "", server, crawls, len(names), queues, len(its_queues))
         return Look(time.monotonic(), time.monotonic() - began, error)
 
     async def _look_at(self, name: str, gate: asyncio.Semaphore) -> CrawlLook | None:
@@ -225,6 +232,17 @@ class Exporter:
         dead, dropped = (self._by_reason(status, state) for state in ("dead", "dropped"))
         died = self._deaths.setdefault(name, _Deaths()).count(dead)
         return CrawlLook(status, imbalance, self._rates(status), dead, died, dropped)
+
+    async def _look_at_queue(self, name: str, gate: asyncio.Semaphore) -> QueueLook | None:
+        """Look at one TaskQueue; None when it is not there, or cannot be read."""
+        async with gate:
+            try:
+                return await look_at_queue(self._client, name)
+            except (StoreError, ValueError):
+                if not await self._still_answers():
+                    raise
+                self._failed += 1
+                return None
 
     async def _still_answers(self) -> bool:
         return not await unanswered(self._client)
@@ -340,7 +358,7 @@ class _Figures(Collector):
         look = self._look
         yield _one("redis_up", "Whether Redis answered", 0 if look.error else 1)
         yield _one("exporter_scrape_seconds", "How long reading Redis took", look.took_s)
-        failed = counter("exporter_failed_reads", "Reads of a crawl that failed since the exporter started")
+        failed = counter("exporter_failed_reads", "Reads of a crawl or queue that failed since the exporter started")
         failed.add_metric([], self._failed)
         yield failed
         if look.error:
@@ -348,6 +366,10 @@ class _Figures(Collector):
         yield _one("exporter_crawls", "Crawls in this scrape", len(look.crawls))
         left_out = max(0, look.crawls_in_all - CRAWLS_MAX)
         yield _one("exporter_crawls_left_out", f"Crawls beyond the {CRAWLS_MAX} that are shown", left_out)
+        yield _one("exporter_queues", "TaskQueues in this scrape", len(look.queues))
+        left_out = max(0, look.queues_in_all - QUEUES_MAX)
+        yield _one("exporter_queues_left_out", f"TaskQueues beyond the {QUEUES_MAX} that are shown", left_out)
+        yield from queue_metrics(look.queues)
         yield from _of_server(look.server)
         yield from _of_crawls(look.crawls)
         yield from _of_stages(look.crawls)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -123,15 +124,31 @@ def exposition(registry: CollectorRegistry, request: web.BaseRequest) -> Reply:
     return Reply(encode(registry), content_type=content_type)
 
 
+_PROXIED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+
+
 def is_local(request: web.BaseRequest) -> bool:
-    """Return whether a request comes from a process of this machine, and not through a proxy of it."""
+    """Return whether a request comes from a process of this machine, for itself: not through a proxy of it, and not for
+    a page of somebody else in a browser here, whose name may lead to this address (DNS rebinding) or which needs no
+    answer to do harm."""
+    if not _is_loopback(request.remote or "") or any(name in request.headers for name in _PROXIED):
+        return False
+    if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return False
     try:
-        address = ipaddress.ip_address(request.remote or "")
+        asked = urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:
+        return False
+    return asked == "localhost" or _is_loopback(asked)
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
-    is_loopback = (mapped or address).is_loopback
-    return is_loopback and not any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
+    return bool((mapped or address).is_loopback)
 
 
 def only_local(page: Page) -> Page:

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
+from streamcrawl.rules.sizes import interval_s, proposed_size
 from streamcrawl.rules.task import Kind, decode_task
-from streamcrawl.settings import Settings
+from streamcrawl.settings import Settings, key_of, option_of
 from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.keys import FETCH, GROUP, Keys
 from streamcrawl.store.shards import shards_in
@@ -56,10 +57,10 @@ _STATE_FIELDS: Final = (
     "seen", "samples", "version", "settings", "crawl", "flow",
 )  # fmt: skip
 STOPS: Final = {
-    "FRONTIER_FULL": "the frontier is full; raise --frontier-max, or narrow the crawl with --depth, --allow or --deny",
-    "MEMORY_FULL": "Redis reached its memory mark; raise --memory-max (or maxmemory of your own Redis)",
+    "FRONTIER_FULL": ("the frontier is full", "frontier_max", ", or narrow the crawl by depth, allow or deny"),
+    "MEMORY_FULL": ("Redis reached its memory mark", "memory_max_bytes", " (or maxmemory of your own Redis)"),
 }
-"""Why dispatch stopped by itself, and what would mend it."""
+"""Why dispatch stopped by itself; the setting to raise, and what would mend it too."""
 
 
 class Brake(msgspec.Struct, frozen=True):
@@ -102,6 +103,13 @@ class StageStatus(msgspec.Struct, frozen=True):
     """Over its mark, in one shard at least: what feeds it waits."""
     held_by: tuple[str, ...] = ()
     """Streams over their mark that it feeds; it takes nothing new until they are under a fifth of it."""
+    size: int | None = None
+    """Entries that may wait, of which `mark_high` is 80 %; of the fetch the mark itself."""
+    entry_s: float | None = None
+    """Seconds that a slot works at an entry, or at a record of a batch, by what its live workers measured; None while
+    they have ended few."""
+    proposed: int | None = None
+    """The size that these times propose (rules/sizes.py); None while they are not known. Nothing goes by it."""
 
     @property
     def is_unread(self) -> bool:
@@ -122,6 +130,13 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """Of its slots, at its last beat; None when it does not say."""
     stage: str = ""
     """What it works at; '' when it does not say."""
+    slots_least: int | None = None
+    slots_most: int | None = None
+    """Between which its slots adapt; None where their number is fixed."""
+    ended: int = 0
+    """Entries that it has ended, since it began."""
+    worked_s: float = 0.0
+    """For how long its slots worked at them."""
 
 
 class SinkStatus(msgspec.Struct, frozen=True):
@@ -619,35 +634,74 @@ def _with_workers(status: Status, shards: Sequence[_Shard], given: Mapping[str, 
     with suppress(msgspec.DecodeError):
         flow = msgspec.json.decode(shards[0].texts["flow"] or "{}")
     over = _throttled(shards)
+    workers: Counter[str] = Counter()
     slots: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    worked_s: Counter[str] = Counter()
     for worker in status.workers:
         if worker.stage and status.lives(worker):
+            workers[worker.stage] += 1
             slots[worker.stage] += worker.slots
+            ended[worker.stage] += worker.ended
+            worked_s[worker.stage] += worker.worked_s  # type: ignore[assignment]  # a counter of seconds
 
     def feeds(stage: StageStatus, name: str) -> bool:
         line = "page" if stage.kind == FETCH else stage.stage
         row = flow.get(name)
         return line in row.get("from", ()) if isinstance(row, dict) else line == "page"
 
-    def marks(stage: StageStatus) -> tuple[int | None, int | None]:
-        if stage.kind != STAGE:
-            return stage.mark_high, stage.mark_low
+    def batch_of(stage: StageStatus) -> int:
         row = flow.get(stage.stage)
-        batch = row.get("batch", 1) if isinstance(row, dict) else 1
-        most = max(least, 2 * batch, 2 * slots[stage.stage])
-        return int(0.8 * most), int(0.2 * most)
+        return int(row.get("batch", 1)) if isinstance(row, dict) else 1
 
-    return [
-        replace(
+    def least_of(stage: StageStatus) -> int:
+        """Return the size under which a stage would wait for itself."""
+        return max(2 * batch_of(stage), 2 * slots[stage.stage])
+
+    def size_of(stage: StageStatus) -> int | None:
+        if stage.kind == FETCH:
+            return stage.mark_high
+        return max(least, least_of(stage)) if stage.kind == STAGE else _sink_size(given)
+
+    def interval(stage: StageStatus) -> float | None:
+        # Batches are taken one after another by each worker, however many items wait in its slots for theirs.
+        is_batched = stage.kind == OUTPUT or batch_of(stage) > 1
+        at_a_time = workers[stage.stage] if is_batched else slots[stage.stage]
+        return interval_s(ended[stage.stage], worked_s[stage.stage], at_a_time)
+
+    proposed: dict[str, int | None] = {}
+
+    def propose(stage: StageStatus) -> int | None:
+        """Return the size of a stage's queue by those of what feeds it, each as it is proposed."""
+        if stage.stage not in proposed:
+            proposed[stage.stage] = None  # whoever wrote the flow: a circle ends here
+            own_s = interval(stage)
+            found = []
+            for before in status.stages:
+                if before.kind == OUTPUT or not feeds(before, stage.stage):
+                    continue
+                before_s = interval(before)
+                size = size_of(before) if before.kind == FETCH else propose(before)
+                if own_s and before_s and size:
+                    found.append(proposed_size(size, before_s, own_s, least_of(stage)))
+            proposed[stage.stage] = max(found, default=None)
+        return proposed[stage.stage]
+
+    def as_it_is(stage: StageStatus) -> StageStatus:
+        size = size_of(stage)
+        if stage.kind == STAGE and size is not None:
+            stage = replace(stage, mark_high=int(0.8 * size), mark_low=int(0.2 * size))
+        return replace(
             stage,
-            mark_high=marks(stage)[0],
-            mark_low=marks(stage)[1],
             slots=slots[stage.stage],
             is_over=stage.stage in over and stage.kind != FETCH,
             held_by=tuple(name for name in over if stage.kind != OUTPUT and feeds(stage, name)),
+            size=size,
+            entry_s=None if interval(stage) is None else worked_s[stage.stage] / ended[stage.stage],
+            proposed=None if stage.kind == FETCH else propose(stage),
         )
-        for stage in status.stages
-    ]
+
+    return [as_it_is(stage) for stage in status.stages]
 
 
 def _marks(
@@ -655,8 +709,12 @@ def _marks(
 ) -> list[tuple[int | None, int | None]]:
     """Return the high and the low mark of each stage, as _dispatch.lua and _items.lua have them; but those of a
     program's stages, which go by their live slots (`_with_workers`)."""
-    most = int(given.get("sink_waiting_max") or Settings(name="").sink_waiting_max)
+    most = _sink_size(given)
     return [(2 * slots or None, None), *((int(0.8 * most), int(0.2 * most)) for _ in stages[1:])]
+
+
+def _sink_size(given: Mapping[str, Any]) -> int:
+    return int(given.get("sink_waiting_max") or Settings(name="").sink_waiting_max)
 
 
 def _held(shards: Sequence[_Shard], stages: Sequence[tuple[str, str]], now_ms: int) -> dict[str, int]:
@@ -721,6 +779,8 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
     if not isinstance(about, dict):
         about = {}
     pid, busy, own = about.get("pid"), about.get("busy"), about.get("slots")
+    least, most = about.get("slots_least"), about.get("slots_most")
+    ended, worked_s = about.get("ended"), about.get("worked_s")
     return WorkerStatus(
         consumer,
         # To each of several shards it beats with its share of them.
@@ -732,6 +792,10 @@ def _worker(consumer: str, slots: int, age_ms: int, info: str) -> WorkerStatus:
         role=str(about.get("role", "")),
         busy=busy if isinstance(busy, int) else None,
         stage=str(about.get("stage", "")) or (FETCH if about.get("role") == FETCH else ""),
+        slots_least=least if isinstance(least, int) else None,
+        slots_most=most if isinstance(most, int) else None,
+        ended=ended if isinstance(ended, int) else 0,
+        worked_s=float(worked_s) if isinstance(worked_s, int | float) else 0.0,
     )
 
 
@@ -875,7 +939,8 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
     if status.is_paused:
         brakes.append(Brake("PAUSED", f"paused; go on with: streamcrawl resume {status.name}", since("paused")))
     stops = dict.fromkeys(shard.texts["stopped"] for shard in shards if shard.texts["stopped"])
-    brakes += [Brake(word, STOPS.get(word, "stopped"), since("stopped")) for word in stops]
+    tune = f"streamcrawl settings set {status.name} {{}}, then streamcrawl resume {status.name}"
+    brakes += [Brake(word, stopped_because(word, tune), since("stopped")) for word in stops]
     stages = {stage.stage: stage for stage in status.stages if stage.kind == STAGE}
     held = {stage.stage: stage.held_by for stage in status.stages}
     for sink in _throttled(shards):
@@ -904,6 +969,20 @@ def _brakes(status: Status, shards: Sequence[_Shard], given: Mapping[str, Any], 
 
 
 # -- for people
+
+
+def stopped_because(word: str, tune: str = "") -> str:
+    """Return why dispatch stopped, and what mends it.
+
+    Args:
+        tune: The commands that change a setting, with {} in place of NAME=VALUE, and let the crawl go on; '' where
+            the command that is running does both by its options.
+    """
+    if word not in STOPS:
+        return word
+    why, field, other = STOPS[word]
+    change = f"{key_of(field).replace('_', '-')}={'SIZE' if field.endswith('_bytes') else 'N'}"
+    return f"{why}; raise {f'it: {tune.format(change)}' if tune else option_of(field)}{other}"
 
 
 def status_lines(status: Status) -> list[str]:
@@ -1028,7 +1107,13 @@ def _stage_text(stage: StageStatus) -> str:
         text += f", {number(stage.dead)} dead" if stage.dead else ""
         text += "; over its mark" if stage.is_over else ""
         text += "; NOBODY READS IT" if stage.is_unread else ""
+    if stage.proposed is not None:
+        text += f"; room for {number(stage.size or 0)}, proposed {number(stage.proposed)} ({_took(stage.entry_s)} each)"
     return text + (f"; held back by {', '.join(stage.held_by)}" if stage.held_by else "")
+
+
+def _took(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
 
 def feeder_text(feeder: FeederStatus) -> str:
@@ -1063,6 +1148,8 @@ def _worker_text(worker: WorkerStatus) -> str:
     load = counted(worker.slots, "slot")
     if worker.busy is not None:
         load = f"{number(worker.busy)} of {load} busy" if worker.slots else f"{number(worker.busy)} in hand"
+    if worker.slots_most is not None:
+        load += f" ({number(worker.slots_least or 0)} to {number(worker.slots_most)})"
     about = (f"{worker.role}, " if worker.role else "") + load
     place = "".join((f", on {worker.machine}" if worker.machine else "", f", pid {worker.pid}" if worker.pid else ""))
     return f"{worker.consumer}: {about}, last beat {span(worker.beat_age_ms)} ago{place}"

@@ -11,7 +11,7 @@ import msgspec
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.ops.progress import clock
-from streamcrawl.ops.status import STAGE, STOPS, counted, number, reasons
+from streamcrawl.ops.status import STAGE, counted, number, reasons, stopped_because
 
 if TYPE_CHECKING:
     from streamcrawl.ops.status import Status
@@ -41,6 +41,8 @@ class Run(msgspec.Struct, frozen=True):
     """The command that goes on with it."""
     more: str
     """What to do for more pages than --max-pages."""
+    tune: str = ""
+    """The commands that change a setting, with {} for NAME=VALUE, and let the crawl go on; '' where options do."""
 
 
 def exit_code(word: str, status: Status) -> ExitCode:
@@ -130,7 +132,7 @@ def summary_json(run: Run, status: Status) -> dict[str, Any]:
 
 def _ending(run: Run, status: Status) -> str:
     text = _ENDINGS.get(run.word, run.word)
-    return f"{text}: {STOPS.get(status.stopped, status.stopped)}" if run.word == "STOPPED" else text
+    return f"{text}: {stopped_because(status.stopped, run.tune)}" if run.word == "STOPPED" else text
 
 
 def _next(run: Run, status: Status) -> list[str]:

@@ -3,8 +3,8 @@
 While a call is under way the next batch gathers, so batches grow with the load and a lone put waits for nobody. Each
 batch has a number, its turn, under which the store keeps its answer: one whose answer was lost is sent again, and
 nothing is doubled (queue_put.lua). What was accepted in the last moments is kept here, because a store that is
-restarted may have forgotten it; it says so by how many items it has of us, and gets them again. If this loop dies,
-every put waits.
+restarted may have forgotten it; it says so by how many items it has of us, and gets them again. Who has an item of this
+queue out does not wait for room in it: it might wait for itself. If this loop dies, every put waits.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import asyncio
 import random
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamcrawl.errors import QueueClosed, StoreFull
 from streamcrawl.queue.handle import QueueFull
+from streamcrawl.rules.pacing import next_pause_s
 from streamcrawl.store.queue_store import PUTS_PER_CALL
 from streamcrawl.work.loops import sleep_or_stop, until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Set
 
-    from streamcrawl.store.queue_store import Put, QueueStore
+    from streamcrawl.store.queue_store import Put, PutMode, QueueStore
     from streamcrawl.work.loops import Patience
 
 BYTES_PER_CALL: Final = 1_000_000
@@ -33,14 +34,19 @@ RECENT_BYTES: Final = 16_000_000
 ROOM_FIRST_S: Final = 0.002
 ROOM_MAX_S: Final = 0.1
 """How often a full queue is asked for room; ten times a second costs nothing and adds nothing to speak of."""
+PACED_FROM: Final = 1000
+"""The least `maxsize` of a queue that is filled more slowly when it is nearly full (rules/pacing.py): all that is in a
+smaller one could be taken within a pause."""
+PACE_MAX_S: Final = 0.02
 
 
 class _Group:
     """Items of one caller, who waits for all of them."""
 
-    __slots__ = ("future", "is_patient", "left")
+    __slots__ = ("future", "is_patient", "left", "task")
 
     def __init__(self, future: asyncio.Future[None], left: int, *, is_patient: bool) -> None:
+        self.task = asyncio.current_task()
         self.future = future
         self.left = left
         self.is_patient = is_patient
@@ -58,17 +64,31 @@ class _Recent(NamedTuple):
 
 
 class PutLoop:
-    def __init__(self, store: QueueStore, member: str, *, patience: Patience, on_left: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: QueueStore,
+        member: str,
+        *,
+        patience: Patience,
+        on_left: Callable[[int], None],
+        holders: Callable[[], Set[asyncio.Task[Any] | None]],
+    ) -> None:
+        """Prepare the loop; `holders` returns the asyncio tasks that have an item of this queue out."""
         self._store = store
+        self._holders = holders
         self._member = member
         self._patience = patience
         self._on_left = on_left
         self._waiting: deque[tuple[bytes, _Group]] = deque()
+        self._inside: deque[tuple[bytes, _Group]] = deque()
+        """Of who has an item out, once the queue was found full: they go before the others."""
         self._recent: deque[_Recent] = deque()
         self._recent_bytes = 0
         self._kept: list[bytes] = []
         """Accepted once and forgotten by the store."""
         self._pause_s = ROOM_FIRST_S
+        self.pace_s = 0.0
+        """Between two calls, while it is nearly full."""
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._give_up = asyncio.Event()
@@ -93,6 +113,8 @@ class PutLoop:
             self._room.set()  # those who did have given up, and nobody has asked since
         self._waiting.extend((item, group) for item in packed)
         self._wake.set()
+        if self._is_full and self._let_inside():
+            self._room.set()
         return future
 
     def note_last(self, last: int, number: int) -> None:
@@ -111,21 +133,26 @@ class PutLoop:
         self._give_up.set()
         self._wake.set()
         self._room.set()
-        for _, group in self._waiting:
+        for _, group in (*self._waiting, *self._inside):
             group.fail(error)
 
     async def run(self) -> None:
         while not self._is_stopped:
             if self.is_behind:
                 await self._put_again()
-            batch = self._take()
+            if self.pace_s and self._waiting and not self._inside:
+                # Before the batch is taken: it gathers meanwhile, and who is cancelled has not put.
+                await sleep_or_stop(self._give_up, self.pace_s)
+            batch = self._take(self._inside)
+            is_inside = bool(batch)
+            batch = batch or self._take(self._waiting)
             if not batch:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             try:
                 try:
-                    await self._put(batch)
+                    await self._put(batch, is_inside=is_inside)
                 except StoreFull as error:
                     await self._refuse(batch, error)
             except BaseException as error:
@@ -134,23 +161,37 @@ class PutLoop:
                     group.fail(failure)
                 raise
 
-    def _take(self) -> list[tuple[bytes, _Group]]:
+    @staticmethod
+    def _take(waiting: deque[tuple[bytes, _Group]]) -> list[tuple[bytes, _Group]]:
         batch: list[tuple[bytes, _Group]] = []
         size = 0
-        while self._waiting and len(batch) < PUTS_PER_CALL:
-            packed, group = self._waiting[0]
+        while waiting and len(batch) < PUTS_PER_CALL:
+            packed, group = waiting[0]
             if group.future.done():  # cancelled, or another item of it was refused
-                self._waiting.popleft()
+                waiting.popleft()
                 continue
             size += len(packed)
             if batch and size > BYTES_PER_CALL:
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(waiting.popleft())
         return batch
 
-    async def _put(self, batch: list[tuple[bytes, _Group]]) -> None:
+    def _let_inside(self) -> bool:
+        """Take those out of the line whose tasks have an item of this queue out; True when there are any."""
+        holders = self._holders()
+
+        def is_inside(group: _Group) -> bool:
+            return group.is_patient and group.task in holders
+
+        if holders and any(is_inside(group) for _, group in self._waiting):
+            line = list(self._waiting)
+            self._inside.extend(one for one in line if is_inside(one[1]))
+            self._waiting = deque(one for one in line if not is_inside(one[1]))
+        return bool(self._inside)
+
+    async def _put(self, batch: list[tuple[bytes, _Group]], *, is_inside: bool) -> None:
         packed = [item for item, _ in batch]
-        answer = await self._call(packed)
+        answer = await self._call(packed, mode="inside" if is_inside else "")
         if answer.word == "FORGOT":
             self._waiting.extendleft(reversed(batch))
             self._rewind(answer.number)
@@ -165,26 +206,29 @@ class PutLoop:
         self._is_full = answer.word == "OK" and bool(rest)
         if answer.word == "CLOSED":
             closed = QueueClosed(f"the queue {self._store.keys.name!r} is closed: it takes no more items")
-            for _, group in (*rest, *self._waiting):
+            for _, group in (*rest, *self._waiting, *self._inside):
                 group.fail(closed)
             return
         self._on_left(answer.left)
+        if self._store.settings.maxsize >= PACED_FROM:
+            self.pace_s = next_pause_s(self.pace_s, answer.level, first_s=ROOM_FIRST_S, most_s=PACE_MAX_S)
         if rest:
             self._waiting.extendleft(reversed(rest))
             for _, group in self._waiting:
                 if not group.is_patient:
                     group.fail(_full())
-            await self._wait_for_room(is_first=answer.number > 0)
+            if not self._let_inside():
+                await self._wait_for_room(is_first=answer.number > 0)
 
     async def _wait_for_room(self, *, is_first: bool) -> None:
         self._pause_s = ROOM_FIRST_S if is_first else min(ROOM_MAX_S, 2 * self._pause_s)
         self._room.clear()
         await sleep_or_stop(self._room, self._pause_s * (0.5 + random.random() / 2))
 
-    async def _call(self, packed: Sequence[bytes], *, is_again: bool = False) -> Put:
+    async def _call(self, packed: Sequence[bytes], *, mode: PutMode = "") -> Put:
         self._turn += 1
         return await until_answered(
-            lambda: self._store.put(self._member, self._turn, self.number, packed, is_again=is_again),
+            lambda: self._store.put(self._member, self._turn, self.number, packed, mode=mode),
             self._patience,
             self._give_up,
         )
@@ -235,7 +279,7 @@ class PutLoop:
         while self._kept:
             chunk = self._kept[:PUTS_PER_CALL]
             try:
-                answer = await self._call(chunk, is_again=True)
+                answer = await self._call(chunk, mode="again")
             except StoreFull as error:  # its callers were told that it is accepted: it waits for memory
                 await self._patience.wait(error, self._give_up)
                 if self._is_stopped:

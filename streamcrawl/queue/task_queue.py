@@ -227,7 +227,13 @@ class TaskQueue(Generic[T]):
     def _start(self, store: QueueStore) -> None:
         self._held = Held(store.settings.levels)
         self._settled = asyncio.Event()
-        self._puts = PutLoop(store, self.member, patience=self._patience("put"), on_left=self._note_left)
+        self._puts = PutLoop(
+            store,
+            self.member,
+            patience=self._patience("put"),
+            on_left=self._note_left,
+            holders=lambda: {handle.owner for handle in self._held.out()} - {None},
+        )
         self._settles = SettleLoop(
             store, self.member, self._held, patience=self._patience("settle"), on_state=self._note_state
         )
@@ -332,6 +338,9 @@ class TaskQueue(Generic[T]):
 
     async def put(self, item: T, *, priority: int = 0, delay_s: float = 0.0, id: str = "") -> None:
         """Put an item; wait while the queue is full. It is accepted when this returns.
+
+        An asyncio task that has an item of this queue out does not wait for room: all who could make some might be
+        waiting so. What it puts may go beyond `maxsize`.
 
         A put that is cancelled has put its item or not, nothing in between: it has as soon as it is on its way.
 

@@ -11,7 +11,7 @@ X-Robots-Tag, which is all the specification they have.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_from_bytes
 
 import msgspec
@@ -19,6 +19,9 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from streamcrawl.rules.charset import codec_of, decode_body
 from streamcrawl.rules.urls import canonical_url, split_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TITLE_MAX_CHARS: Final = 1000
 BASE_MAX_CHARS: Final = 2083
@@ -88,9 +91,9 @@ def parse_html(
         attributes = node.attributes
         if tag == "a" and "rel" not in attributes:
             # Nearly every node comes this way.
-            references[(attributes["href"] or "").partition("#")[0]] = None
+            references[_href_in(attributes).partition("#")[0]] = None
         elif tag == "meta":
-            content = attributes["content"] or ""
+            content = attributes.get("content") or ""
             if (attributes.get("name") or "").strip().lower() == "robots":
                 directives |= _split_directives(content)
             elif (attributes.get("http-equiv") or "").strip().lower() == "refresh":
@@ -106,7 +109,7 @@ def parse_html(
                 title = " ".join(node.text().split())[:TITLE_MAX_CHARS].rstrip()
         elif tag == "base":
             if base_text is None:
-                base_text = attributes["href"] or ""
+                base_text = attributes.get("href") or ""
         else:
             rel = attributes.get("rel")
             rels = rel.lower().split() if rel else ()
@@ -115,7 +118,7 @@ def parse_html(
             if tag == "link" and ("stylesheet" in rels or _LINK_RELS.isdisjoint(rels)):
                 continue
             # Without the fragment already here: an index refers to one page hundreds of times.
-            reference = attributes["src" if tag in ("iframe", "frame") else "href"] or ""
+            reference = (attributes.get("src") or "") if tag in ("iframe", "frame") else _href_in(attributes)
             references[reference.partition("#")[0]] = None
 
     base = url
@@ -134,6 +137,11 @@ def parse_html(
         refresh=sent_to[0] if sent_to else None,
         refresh_ms=refresh[1] if refresh is not None and sent_to else 0,
     )
+
+
+def _href_in(attributes: Mapping[str, str | None]) -> str:
+    """Return where a link leads; `[href]` also finds the `xlink:href` of a drawing, which is called otherwise here."""
+    return attributes.get("href") or attributes.get("xlink:href") or ""
 
 
 def _is_in_noscript(node: LexborNode) -> bool:

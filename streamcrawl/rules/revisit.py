@@ -15,6 +15,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from streamcrawl.errors import ConfigError
 from streamcrawl.rules.task import LastVisit
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class Visit(NamedTuple):
 
     found: Found
     last: LastVisit | None
+
+
+def check_rounds(settings: Settings) -> None:
+    """Raise ConfigError when rounds are asked for and no page is ever visited again: nothing would come of it."""
+    if settings.one_round and settings.revisit_ms is None:
+        raise ConfigError(
+            "--one-round ends a round of visits, and no page is visited again: give --revisit DURATION too"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,12 @@ class Frontier:
         answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
+    async def offer_seeds(self, links: Links) -> tuple[str, int, float]:
+        """Offer seeds, at most LINKS_PER_CALL: as `offer` answers, and how full the crawl is, in parts of its bound."""
+        answer = await self._run("offer", self.epoch, SEEDS, _PACK(_as_text(links.flat)), "0")
+        word = answer[0].decode()
+        return word, answer[1], answer[2] / 1000 if word == "OK" else 1.0
+
     async def dispatch(self, limit: int) -> Dispatched:
         answer = await self._run("dispatch", self.epoch, limit)
         return Dispatched(answer[1], answer[2], answer[3].decode())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -68,6 +68,9 @@ DEFAULTS: Final = QueueSettings(
 )
 
 
+PutMode = Literal["", "again", "inside"]
+
+
 class Put(NamedTuple):
     """What became of a batch."""
 
@@ -79,6 +82,8 @@ class Put(NamedTuple):
     """Unsettled items of the queue; -1 when it was not said."""
     last: int = -1
     """Items of this member that were accepted in all; -1 when it was not said."""
+    level: float = 0.0
+    """How full it is, in parts of `maxsize`; 0 without one."""
 
 
 class Ending(NamedTuple):
@@ -131,19 +136,21 @@ class QueueStore:
                 f"the queue {self.keys.name!r} was deleted, or its Redis flushed: open it again to go on with a new one"
             ) from error
 
-    async def put(self, member: str, turn: int, known: int, packed: Iterable[bytes], *, is_again: bool = False) -> Put:
+    async def put(self, member: str, turn: int, known: int, packed: Iterable[bytes], *, mode: PutMode = "") -> Put:
         """Put at most PUTS_PER_CALL items (`pack_item`).
 
         `turn` grows by each batch, and stays when one is repeated; `known` is how many of its items the member knows to
-        be accepted.
+        be accepted; `mode` is said in the script.
         """
-        answer = await self._run("put", member, turn, known, "again" if is_again else "", *packed)
+        answer = await self._run("put", member, turn, known, mode, *packed)
         word = answer[0].decode()
         if word == "INVALID":
             raise StoreIncompatible(
                 f"the queue {self.keys.name!r} refuses item {answer[1]}: another version wrote its script"
             )
-        return Put(word, *answer[1:]) if len(answer) > 1 else Put(word, 0)
+        if word == "OK":
+            return Put(word, answer[1], answer[2], answer[3], level=answer[4] / 1000)
+        return Put(word, answer[1] if len(answer) > 1 else 0)
 
     async def take(self, member: str, count: int) -> list[list[RawEntry]]:
         """Read at most `count` entries without waiting: a list for each level, the urgent first."""

@@ -943,7 +943,7 @@ def _make_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
 def _make_connector(settings: Settings, guard: AddressGuard, resolver: Resolver) -> TCPConnector:
     """Return the connection pool, which asks the guard for each socket."""
     options: dict[str, Any] = {
-        "limit": settings.concurrency + CONNECTIONS_SPARE,
+        "limit": settings.concurrency.most + CONNECTIONS_SPARE,
         "limit_per_host": 0,  # dispatch counts what is in flight per host, over all processes
         "use_dns_cache": False,  # it would keep what a name server said beyond what the guard says now
         "keepalive_timeout": min(KEEP_ALIVE_MAX_S, settings.delay_ms / 1000 + KEEP_ALIVE_SPARE_S),

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from streamcrawl.work.meters import CELL_BYTES, CELLS, Meters
 
 _HEADER: Final = struct.Struct("<qqq")
-_CONFIRMED_AT, _BUSY_AT = 0, 8
+_CONFIRMED_AT, _BUSY_AT, _SLOTS_AT = 0, 8, 16
 _HEADER_BYTES: Final = 64
 _RECORD: Final = struct.Struct("<QQqq")
 _INT: Final = struct.Struct("<q")
@@ -118,6 +118,10 @@ class Board:
     def show_busy(self, slots: int) -> None:
         _INT.pack_into(self._memory, _BUSY_AT, slots)
 
+    def show_slots(self, slots: int) -> None:
+        """Say how many entries this child works at in parallel now."""
+        _INT.pack_into(self._memory, _SLOTS_AT, slots)
+
     # -- the supervisor's side
 
     def confirm(self, sent_ms: int) -> None:
@@ -126,6 +130,9 @@ class Board:
 
     def busy(self) -> int:
         return int(_INT.unpack_from(self._memory, _BUSY_AT)[0])
+
+    def slots(self) -> int:
+        return int(_INT.unpack_from(self._memory, _SLOTS_AT)[0])
 
     def held(self) -> list[Held]:
         """Return what the child holds now, in no order."""

@@ -100,6 +100,8 @@ class Child:
         self.grace_s = spec.settings.grace_ms / 1000
         self.is_orphan = False
         self.on_lost: Callable[[int, str], None] = lambda shard, entry_id: None
+        self.about: Callable[[], dict[str, Any]] = dict
+        """What the role has to say of itself beside its tasks, for people who look."""
         self.on_settings: Callable[[Settings], None] = lambda settings: None
         self.client = connect(spec.redis_url)
         self.reader = connect(spec.redis_url, blocking=True)
@@ -154,7 +156,7 @@ class Child:
                 shard, _, entry_id = rest.partition(" ")
                 self.on_lost(int(shard), entry_id)
             elif word == "tasks":
-                self.event(event="answer", number=int(rest), answer=describe_tasks())
+                self.event(event="answer", number=int(rest), answer=describe_tasks() | self.about())
             elif word == "memory":
                 number, _, seconds = rest.partition(" ")
                 self._sampling = asyncio.create_task(self._sample(int(number), float(seconds)), name="memory sample")

@@ -31,10 +31,13 @@ class DispatchLoop:
         self._alarm = Alarm()
         self._patience = Patience("dispatch", log)
         self._is_full = False
+        self.is_throttled = False
+        """By the last answer: a stream behind the fetch is over its mark."""
 
     def hint(self, dispatched: Dispatched) -> None:
         """Learn from the answer of a dispatch, a commit's too, when the next host is due."""
         wait = PACE_MAX_S
+        self.is_throttled = dispatched.word == "THROTTLED"
         if dispatched.word == "OK" and dispatched.next_ms >= 0:
             wait = min(PACE_MAX_S, max(PACE_MIN_S, dispatched.next_ms / 1000))
         elif dispatched.word == "FULL":
@@ -44,6 +47,10 @@ class DispatchLoop:
             # What holds it back drains in its own time, in another process.
             wait = 0.2
         self._alarm.set_in(wait)
+
+    def hurry(self) -> None:
+        """Dispatch at once: something became due that no dispatch knew of."""
+        self._alarm.set_in(PACE_MIN_S)
 
     def stop(self) -> None:
         self._alarm.stop()

@@ -14,7 +14,9 @@ import sys
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +26,7 @@ from streamcrawl.errors import ConfigError, StageError, Unfit
 from streamcrawl.response import Drop, Request, Response, Retry
 from streamcrawl.rules.urls import canonical_url, fingerprint, fingerprint_hex
 from streamcrawl.work.program import PAGE, load_object
+from streamcrawl.work.traces import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +190,10 @@ class Handler:
         handled = Handled()
         if self._threads is not None:
             loop = asyncio.get_running_loop()
-            for thing in await loop.run_in_executor(self._threads, call.collect, self._function, what):
+            # What a function traces by itself belongs to its task; a copy for each call costs what few need.
+            collect = partial(call.collect, self._function, what)
+            run = collect if current() is None else partial(copy_context().run, collect)
+            for thing in await loop.run_in_executor(self._threads, run):
                 self._add(handled, thing, depth)
             return handled
         given = self._function(what)

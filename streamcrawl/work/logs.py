@@ -69,7 +69,8 @@ class Said(str):
 
 def printable(text: str) -> str:
     """Return a text of anybody's as one that can be stored and shown: lone surrogates (of file names) as escapes."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    # Always anew: what is a subclass of str (Said, an enum) is none that msgspec writes.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_said(text: str, **fields: Any) -> Said:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from streamcrawl.errors import fetch_error_kinds
+from streamcrawl.rules.concurrency import Change
 from streamcrawl.rules.task import Kind, Outcome
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ CELL_BYTES: Final = 8
 _WEB_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a server in the same room to the default time limit of a fetch and its double."""
 _WAIT_S: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_LIFE_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0, 604_800.0)
+_LIFE_S: Final = (
+    *(0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
+    *(3600.0, 14_400.0, 86_400.0, 604_800.0),
+)  # fmt: skip
 """A task waits for its host's turn: a moment for the first pages, days for the last ones of a large host."""
 _SHORT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
@@ -161,6 +165,12 @@ REDIS_SECONDS: Final = _family(
     {"command": _EVERY_COMMAND},
     bounds=_SHORT_S,
 )
+SLOT_CHANGES: Final = _family(
+    "slot_changes",
+    "Times that a worker's number of slots changed, by why",
+    [FETCH, STAGE],
+    {"reason": tuple(change.value for change in Change)},
+)
 LOOP_LAG: Final = _family("loop_lag_seconds", "How late a timer of the event loop fired", _ALL, bounds=_SHORT_S)
 CPU_SECONDS: Final = _family("worker_cpu_seconds", "CPU time of the processes, ended ones included", _ALL)
 
@@ -187,6 +197,21 @@ class Meters:
         row, bounds = family.row(labels), family.bounds
         self._cells[row + bisect_left(bounds, value)] += 1.0
         self._cells[row + len(bounds) + 1] += value
+
+    def count(self, family: Family, *labels: str) -> float:
+        """Return a counter, or how often a histogram was given a value."""
+        row = family.row(labels)
+        return sum(self._cells[row : row + len(family.bounds) + 1])
+
+    def total(self, family: Family, *labels: str) -> float:
+        """Return the sum of what a histogram was given."""
+        return self._cells[family.row(labels) + len(family.bounds) + 1]
+
+    def worked(self) -> tuple[int, float]:
+        """Return how many entries this process has ended, and for how many seconds its slots worked at them."""
+        kinds = COMMITS.labels["kind"]
+        ended = sum(self.count(COMMITS, kind, outcome.value) for kind in kinds for outcome in Outcome)
+        return int(ended), self.total(HANDLER_SECONDS) + sum(self.total(FETCH_SECONDS, kind) for kind in KINDS)
 
     def read(self) -> list[float]:
         """Return the cells as they are now."""

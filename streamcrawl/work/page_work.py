@@ -67,6 +67,7 @@ from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, F
 from streamcrawl.work.program import PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
+from streamcrawl.work.traces import request_span, span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -193,7 +194,7 @@ class PageWork:
             label: Handler(
                 function,
                 timeout_ms=settings.handler_timeout_ms,
-                threads=settings.concurrency,
+                threads=settings.concurrency.most,
                 on_stuck=on_stuck,
                 route=self._route,
             )
@@ -355,12 +356,15 @@ class PageWork:
     async def _fetch(self, kind: Kind, url: str, **how: Any) -> Answer:
         """Make one request, and count how it went; raises what the fetcher raises."""
         started = time.monotonic()
-        try:
-            answer = await self._fetcher.fetch(url, **how)
-        except FetchError as error:
-            self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
-            self._meters.add(FETCH_ERRORS, 1, kind.value, error.kind)
-            raise
+        with request_span(how.get("method", "GET"), url) as traced:
+            try:
+                answer = await self._fetcher.fetch(url, **how)
+            except FetchError as error:
+                self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
+                self._meters.add(FETCH_ERRORS, 1, kind.value, error.kind)
+                traced.failed(error.kind)
+                raise
+            traced.set({"http.response.status_code": answer.status, "http.response.body.size": len(answer.body)})
         self._meters.observe(FETCH_SECONDS, time.monotonic() - started, kind.value)
         self._meters.add(FETCH_RESPONSES, 1, kind.value, f"{answer.status // 100}xx")
         self._meters.add(BODY_BYTES, len(answer.body), kind.value)
@@ -544,15 +548,16 @@ class PageWork:
             return self._try_again(entry, task, "handler", error, answer, self._policy.base_ms)
         elif handler is None:
             started = time.monotonic()
-            links = response.links()
-            record = page_record(task, answer, response, hops)
-            if self._has_takers:  # of a program with nothing but an archive nobody wants the records
-                try:
-                    handled.items = self._route(
-                        record if not self._is_program else msgspec.to_builtins(record), task.depth
-                    )
-                except StageError as error:  # the stages of a program without page handlers take other items
-                    return self._try_again(entry, task, "handler", str(error), answer, self._policy.base_ms)
+            with span("handle"):
+                links = response.links()
+                record = page_record(task, answer, response, hops)
+                if self._has_takers:  # of a program with nothing but an archive nobody wants the records
+                    try:
+                        handled.items = self._route(
+                            record if not self._is_program else msgspec.to_builtins(record), task.depth
+                        )
+                    except StageError as error:  # the stages of a program without page handlers take other items
+                        return self._try_again(entry, task, "handler", str(error), answer, self._policy.base_ms)
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
         else:
             self._board.begin(index)
@@ -619,7 +624,8 @@ class PageWork:
     async def _handle(self, handler: Handler, response: Response, depth: int) -> Handled:
         started = time.monotonic()
         try:
-            return await handler(response, depth=depth)
+            with span("handle"):
+                return await handler(response, depth=depth)
         finally:
             self._meters.observe(HANDLER_SECONDS, time.monotonic() - started)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import CodecError, ConfigError, StageError, StartError, Unfit
+from streamcrawl.settings import SlotLimits
 from streamcrawl.web.exchange import is_archive
 
 if TYPE_CHECKING:
@@ -50,7 +51,18 @@ def _decode_other(kind: type, value: Any) -> Any:
 
 ENCODE: Final = msgspec.json.Encoder(enc_hook=_encode_other).encode
 """Write an item as JSON: what msgspec knows (dict, dataclass, Struct, attrs, plain values), and pydantic models."""
-_STORED: Final = msgspec.json.Decoder(tuple[str, msgspec.Raw, int])
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    """What a newer version adds behind these is passed over."""
+
+    kind: str
+    raw: msgspec.Raw
+    depth: int
+    trace: str = ""
+
+
+_STORED: Final = msgspec.json.Decoder(_Stored)
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -69,6 +81,8 @@ class Item(msgspec.Struct, frozen=True):
 
     discovered_ms: int = 0
     """When it was emitted, or put back to be tried again; 0 where nobody says."""
+    trace: str = ""
+    """What it carries of the trace of its page (traces.py); '' for most."""
 
     @classmethod
     def read(cls, fields: Mapping[bytes, bytes], discovered_ms: int = 0) -> Item:
@@ -78,15 +92,16 @@ class Item(msgspec.Struct, frozen=True):
             CodecError: it is none.
         """
         try:
-            kind, raw, depth = _STORED.decode(fields[b"item"])
+            stored = _STORED.decode(fields[b"item"])
             attempt, crashes = int(fields.get(b"attempt", 1)), int(fields.get(b"crashes", 0))
-            return cls(kind, bytes(raw), fields.get(b"url", b"").decode(), depth, attempt, crashes, discovered_ms)
+            url = fields.get(b"url", b"").decode()
+            return cls(stored.kind, bytes(stored.raw), url, stored.depth, attempt, crashes, discovered_ms, stored.trace)
         except (KeyError, ValueError, msgspec.MsgspecError) as error:
             raise CodecError(f"stored item cannot be read ({error}): {fields.get(b'item', b'')[:120]!r}") from error
 
 
 def stored_item(kind: str, raw: bytes, depth: int) -> bytes:
-    """Return the form in which an item lies in the stream of a stage."""
+    """Return the form in which an item lies in the stream of a stage, before its trace is put at the end."""
     return b'["%b",%b,%d]' % (kind.encode(), raw, depth)
 
 
@@ -164,7 +179,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """It gets fetched pages: what it gives counts as what pages give, by the source `page`."""
     label: str = ""
     """Of the pages that it gets."""
-    concurrency: int = 16
+    concurrency: SlotLimits = SlotLimits(16, 16)
     """Calls at a time in each process."""
     batch: int = 0
     """Items in one call; 0: one at a time, not as a list."""
@@ -185,9 +200,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}@{self.version}" if self.version else self.name
 
     @property
-    def slots(self) -> int:
+    def slots(self) -> SlotLimits:
         """Entries that one process holds at a time: of a sink one batch is written while the next one gathers."""
-        return 2 * self.batch if self.batch else self.concurrency
+        return SlotLimits(2 * self.batch, 2 * self.batch) if self.batch else self.concurrency
 
 
 class Resource:

@@ -32,6 +32,7 @@ import msgspec
 from msgspec.structs import replace
 
 from streamcrawl.errors import ConfigError, StoreError, StoreFull, StoreUnavailable
+from streamcrawl.rules.pacing import next_pause_s
 from streamcrawl.rules.scope import sitemap_fingerprint
 from streamcrawl.rules.task import CrawlTask, Kind
 from streamcrawl.rules.urls import Canonicalizer, canonical_url, split_url, without_credentials
@@ -52,8 +53,10 @@ LINE_MAX_BYTES: Final = 65_536
 """A longer line is no URL (settings.url_max_bytes is 2 kB); read further it would only fill the memory."""
 PEEK_PAUSE_S: Final = 1.0
 """Whoever looks ahead waits so long for more once something was read: a pipe may stay silent for hours."""
-FULL_PAUSE_S: Final = 0.5
-"""Between two offers to a full frontier: it drains by fetching, some hundred tasks a second."""
+PAUSE_FIRST_S: Final = 0.01
+PAUSE_MAX_S: Final = 0.5
+"""Between two offers to a crawl that has nearly enough to do, or enough: it drains by fetching, some hundred tasks a
+second."""
 COMPLAINTS_MAX: Final = 20
 """Bad lines reported one by one; the others are counted."""
 SIGNS_PER_LEASE: Final = 4
@@ -470,6 +473,8 @@ class SeedLoop:
         """Lines that are no URL."""
         self.waiting = ""
         """Why nothing is offered at the moment; '' when something is."""
+        self.pause_s = 0.0
+        """Before each offer: longer and longer while the crawl has nearly enough to do (rules/pacing.py)."""
         self.feeders_left = 0
         """What keeps the crawl open after the end of this loop: others that offer seeds, or a person's word."""
 
@@ -769,10 +774,15 @@ class SeedLoop:
     async def _offer(self, frontier: Frontier, links: Links) -> int | None:
         """Offer one chunk until there is room for it; returns how many were new, None when stopped before."""
         while True:
+            if self.pause_s and await sleep_or_stop(self._halt, self.pause_s):
+                return None
             try:
-                word, count = await until_answered(lambda: frontier.offer(links), self._patience, self._halt)
+                word, count, level = await until_answered(
+                    lambda: frontier.offer_seeds(links), self._patience, self._halt
+                )
             except StoreFull:
-                word, count = "OOM", 0
+                word, count, level = "OOM", 0, 1.0
+            self.pause_s = next_pause_s(self.pause_s, level, first_s=PAUSE_FIRST_S, most_s=PAUSE_MAX_S)
             if word == "OK":
                 self.waiting = ""
                 self.new += count
@@ -781,8 +791,6 @@ class SeedLoop:
             if word not in _WAITS:
                 raise StoreError(f"the store refused a chunk of seeds: {word} {count}")
             self._wait_because(word, count)
-            if await sleep_or_stop(self._halt, FULL_PAUSE_S):
-                return None
 
     def _wait_because(self, word: str, count: int) -> None:
         """Say why seeds wait, each reason once: near a bound they wait and go on many times a minute."""

@@ -1,4 +1,4 @@
-"""The work slots: an asyncio task for each entry in hand, at most `concurrency` of them.
+"""The work slots: an asyncio task for each entry in hand, at most `concurrency` of them, which may change (adapt.py).
 
 Also the quarantine. A task that was in a worker's hands when it died is a suspect: after one crash it shares the worker
 with few others, after two it runs alone, and everything else that was not begun is handed back first, so that a
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from streamcrawl.work.links import RecentlySeen
     from streamcrawl.work.loops import Log
     from streamcrawl.work.offers import OffersLoop
+    from streamcrawl.work.traces import TaskTrace, Traces
 
 NEIGHBOURS_OF_A_SUSPECT: Final = 16
 """Few enough that a poisonous task sends few others into quarantine with it, and enough that what a killed worker had
@@ -82,6 +83,8 @@ class _Hand(msgspec.Struct, eq=False):
     is_submitted: bool = False
     is_lost: bool = False
     """Taken back while it was about to run; its slot does not begin."""
+    trace: TaskTrace | None = None
+    """Of a task that is followed."""
 
 
 def neighbours_max(crashes: int, concurrency: int) -> int:
@@ -106,6 +109,7 @@ class Slots:
         on_over: Callable[[StreamcrawlError], None],
         clock: ServerClock,
         log: Log,
+        traces: Traces | None = None,
     ) -> None:
         self._crawl = crawl
         self._work = work
@@ -118,8 +122,10 @@ class Slots:
         self._on_retry = on_retry
         self._on_over = on_over
         self._meters = board.meters
+        self._peak = 0
         self._clock = clock
         self._log = log
+        self._traces = traces
         self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
         self._suspects = 0
@@ -131,6 +137,25 @@ class Slots:
         self._give_up = asyncio.Event()
         self._patience = Patience("slots", log)
         self._chores: set[asyncio.Task[None]] = set()
+        board.show_slots(concurrency)
+
+    @property
+    def limit(self) -> int:
+        """How many slots there are."""
+        return self._concurrency
+
+    def resize(self, concurrency: int) -> None:
+        """Have so many slots from now on. What runs goes on; of fewer, those that become free are not filled again."""
+        self._concurrency = concurrency
+        self._board.show_slots(concurrency)
+        if not self._is_stopping:
+            self._admit()
+        self._say_free()
+
+    def take_peak(self) -> int:
+        """Return how many were in use at a time, at most, since this was asked last."""
+        peak, self._peak = max(self._peak, len(self._hands)), len(self._hands)
+        return peak
 
     # -- for the read loop
 
@@ -157,8 +182,11 @@ class Slots:
             self._submit_lone(entry, index, task)
             return
         hand = _Hand(entry, index, task)
+        if self._traces is not None:
+            hand.trace = self._traces.begin(entry, task)
         self._hands[entry.where] = hand
         self._suspects += task.crashes > 0
+        self._peak = max(self._peak, len(self._hands))
         # Counted with those that are on their way back: to ask each whether it runs took 3 us of each page.
         if task.crashes == 0 and not self._waiting and len(self._hands) <= self._room():
             self._start(hand)
@@ -200,6 +228,8 @@ class Slots:
         hand = self._hands.get((shard, entry_id))
         if hand is None or hand.is_submitted:
             return
+        if hand.trace is not None:
+            hand.trace.lost()
         if hand.running is not None:
             hand.running.cancel()
         elif hand in self._waiting:
@@ -256,7 +286,11 @@ class Slots:
         entry, task = hand.entry, hand.task
         try:
             if ending is None:
+                if hand.trace is not None:
+                    hand.trace.enter()
                 ending = await self._work.do(entry, task, hand.index)
+                if hand.trace is not None:
+                    hand.trace.worked(ending.commit)
             if ending.ahead or ending.elsewhere:
                 # Nothing of it runs any more: however long the store is away now, it does not hang.
                 self._board.rest(hand.index)
@@ -266,6 +300,8 @@ class Slots:
                 self._end(hand)  # lost: `lose` cancelled it
             raise
         except LeaseLost:
+            if hand.trace is not None:
+                hand.trace.lost()
             self._end(hand)
         except CrawlGone as error:
             self._end(hand)
@@ -317,6 +353,8 @@ class Slots:
         assert ending.commit is not None
         hand.is_submitted = True
         self._board.rest(hand.index)
+        if hand.trace is not None:
+            hand.trace.submitted(ending.commit)
 
         def done(word: str) -> None:
             if word == "RESTARTED" and not self._give_up.is_set():
@@ -324,6 +362,8 @@ class Slots:
                 again = ending.instead or ending
                 hand.running = asyncio.create_task(self._slot(hand, again), name=f"slot {hand.entry.id}")
                 return
+            if hand.trace is not None:
+                hand.trace.committed(word)
             if word == "DONE":
                 self._note_latency(hand.task, ending.commit)
                 self._work.seen.add_all(ending.offered)
@@ -361,6 +401,8 @@ class Slots:
         self._suspects -= hand.task.crashes > 0
         self._board.release(hand.index)
         self._board.show_busy(len(self._hands))
+        if hand.trace is not None:
+            hand.trace.end()
         if self._waiting and not self._is_stopping:
             self._admit()
         self._say_free()

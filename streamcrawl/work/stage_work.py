@@ -28,6 +28,7 @@ from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import HANDLER_SECONDS
 from streamcrawl.work.page_work import Ending
 from streamcrawl.work.program import Item
+from streamcrawl.work.traces import current, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.board import Board
     from streamcrawl.work.program import Program, Stage
+    from streamcrawl.work.traces import NoSpan, TaskTrace
 
 LOOK_MS: Final = 100
 """How old what is known of held streams may be while one of them holds this stage back."""
@@ -79,6 +81,9 @@ class HeldBackStage:
     def is_held(self, shard: int) -> bool:
         return shard in self._over
 
+    def is_held_anywhere(self) -> bool:
+        return bool(self._over)
+
 
 class StageWork:
     """The work of all slots of one worker of a stage."""
@@ -104,11 +109,13 @@ class StageWork:
         self._handler = Handler(
             stage.function,
             timeout_ms=stage.timeout_ms or settings.handler_timeout_ms,
-            threads=1 if stage.batch else stage.concurrency,
+            threads=1 if stage.batch else stage.slots.most,
             on_stuck=on_stuck,
             stage=stage.line,
             **({} if route is None else {"route": route}),
         )
+        self._followed: dict[int, TaskTrace] = {}
+        """By their places on the board, items that wait for their batch."""
         self._batcher = _Batcher(self._call_batch, stage.batch, stage.linger_ms / 1000) if stage.batch else None
         self.apply(settings, scope)
 
@@ -141,7 +148,12 @@ class StageWork:
             return self._ending(self.bury(entry, item, "codec", str(error)))
         try:
             if self._batcher is not None:
-                await self._batcher.do(value, index)
+                if (trace := current()) is not None:
+                    self._followed[index] = trace
+                try:
+                    await self._batcher.do(value, index)
+                finally:
+                    self._followed.pop(index, None)
                 handled = Handled()
             else:
                 self._board.begin(index)
@@ -197,10 +209,11 @@ class StageWork:
             await asyncio.sleep(0.05)
         return True
 
-    async def _handle(self, given: Any, depth: int) -> Handled:
+    async def _handle(self, given: Any, depth: int, traced: NoSpan | None = None) -> Handled:
         started = time.monotonic()
         try:
-            return await self._handler(given, depth=depth)
+            with traced or span("handle"):
+                return await self._handler(given, depth=depth)
         finally:
             self._board.meters.observe(HANDLER_SECONDS, time.monotonic() - started)
 
@@ -208,12 +221,17 @@ class StageWork:
         for index in indexes:
             self._board.begin(index)
         try:
-            handled = await self._handle(values, 0)
+            handled = await self._handle(values, 0, self._batch_span(indexes))
         finally:
             for index in indexes:
                 self._board.rest(index)
         if handled.requests:
             raise StageError("a sink gave a request: make what follows links a stage", stage=self._stage.line)
+
+    def _batch_span(self, indexes: list[int]) -> NoSpan | None:
+        """Return the span of a call for the items at these places; None when none of them is followed."""
+        followed = [trace for index in indexes if (trace := self._followed.get(index)) is not None]
+        return followed[0].batch(followed, len(indexes)) if followed else None
 
 
 def _host(item: Item) -> str:

@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Final
 from streamcrawl.rules.scope import Scope
 from streamcrawl.store.frontier import stage_stream
 from streamcrawl.store.restarts import restarts_of
+from streamcrawl.work.adapt import slots_at_first
 from streamcrawl.work.commit import StageCommitLoop
 from streamcrawl.work.due import DueLoop
+from streamcrawl.work.meters import STAGE
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.program import load_program
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stage_work import HeldBackStage, StageWork
-from streamcrawl.work.worker import Over, be_replaced, run_loops
+from streamcrawl.work.traces import open_traces
+from streamcrawl.work.worker import Over, adapting, be_replaced, run_loops
 
 if TYPE_CHECKING:
     from streamcrawl.settings import Settings
@@ -77,18 +80,22 @@ async def run_stage(child: Child) -> None:
         )
         held = HeldBackStage(crawl, program.fed_by(stage, spec.sinks))
         shards = [_ShardLoops(child, shard, frontier, work, held) for shard, frontier in enumerate(crawl)]
+        traces = open_traces(child, [one.line for one in program.stages])
+        if traces is not None:
+            opened.push_async_callback(traces.close)
         slots = Slots(
             crawl,
             work,
             [shard.commit for shard in shards],
             [shard.offers for shard in shards],
             child.board,
-            concurrency=stage.slots,
+            concurrency=slots_at_first(STAGE, stage.slots),
             stream=stage_stream(stage.line),
             on_retry=lambda shard, delay_ms: shards[shard].due.hint(delay_ms),
             on_over=over.note,
             clock=child.clock,
             log=child.log,
+            traces=traces,
         )
         read = ReadLoop(
             crawl,
@@ -119,7 +126,7 @@ async def run_stage(child: Child) -> None:
             child,
             read,
             slots,
-            feeding=[shard.due for shard in shards],
+            feeding=[*(shard.due for shard in shards), *adapting(child, slots, stage.slots, held.is_held_anywhere)],
             offers=[shard.offers for shard in shards],
             commits=[shard.commit for shard in shards],
             over=over,

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from streamcrawl.errors import ConfigError, CrawlGone, StoreError, StoreFull, StoreUnavailable
-from streamcrawl.settings import SettingClass, fields_of
+from streamcrawl.settings import SettingClass, SlotLimits, fields_of
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import FETCH_STREAM, Beat, sink_stream, stage_stream
+from streamcrawl.work.adapt import slots_at_first
 from streamcrawl.work.beat import BeatLoop
 from streamcrawl.work.board import RESTING, Board, monotonic_ms
 from streamcrawl.work.budget import BudgetLoop
@@ -31,6 +32,7 @@ from streamcrawl.work.janitor import JanitorLoop
 from streamcrawl.work.lag import LagLoop
 from streamcrawl.work.logs import Level, Said, as_said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
+from streamcrawl.work.machine import processes_each, usable_cores
 from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, STAGE, SUPERVISOR, Meters, added
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.program import PAGE
@@ -97,6 +99,12 @@ class ChildJob(msgspec.Struct, frozen=True):
             return stage_stream(self.stage.line)
         return FETCH_STREAM if self.sink is None else sink_stream(self.sink.name)
 
+    def slots(self, concurrency: SlotLimits) -> SlotLimits:
+        """Return its work slots, `concurrency` being those of the fetch."""
+        if self.sink is not None:
+            return SlotLimits(0, 0)
+        return concurrency if self.stage is None else self.stage.slots
+
     @property
     def work_max_ms(self) -> int:
         """Longest work at one entry; 0: as the settings say."""
@@ -131,16 +139,18 @@ class Reading(msgspec.Struct, frozen=True):
 class ChildProcess:
     """One child as the supervisor sees it."""
 
-    def __init__(self, job: ChildJob, consumer: str, concurrency: int) -> None:
+    def __init__(self, job: ChildJob, consumer: str, concurrency: SlotLimits) -> None:
         self.job = job
         self.role = job.role
         self.consumer = consumer
         self.stream = job.stream
-        self.slots = job.stage.slots if job.stage is not None else 0 if job.sink is not None else concurrency
-        """Work slots; 0 for a sink. Those of fetch workers count for the mark of waiting entries."""
+        self.limits = job.slots(concurrency)
+        """Of its work slots; zero for a sink."""
         self.work_max_ms = job.work_max_ms
         """Longest work at one entry; 0: as the settings say."""
-        self.board = Board.create(self.slots or SINK_BOARD)
+        self.board = Board.create(self.limits.most or SINK_BOARD)
+        # Until it says so itself: they count from its first beat on.
+        self.board.show_slots(slots_at_first(self.role, self.limits))
         self.offspring: Offspring | None = None
         self.is_ready = False
         self.is_told_to_stop = False
@@ -167,6 +177,11 @@ class ChildProcess:
         return self.offspring is not None and self.offspring.returncode is None
 
     @property
+    def slots(self) -> int:
+        """Work slots that it has now; 0 for a sink. Those of fetch workers count for the mark of waiting entries."""
+        return self.board.slots()
+
+    @property
     def busy(self) -> int:
         return len(self.board.held()) if self.role == "sink" else self.board.busy()
 
@@ -174,6 +189,10 @@ class ChildProcess:
     def info(self) -> str:
         about = {"pid": self.pid, "machine": socket.gethostname(), "role": self.role}
         about |= {"slots": self.slots, "busy": self.busy, "stage": self.stage}
+        ended, worked_s = self.board.meters.worked()
+        about |= {"ended": ended, "worked_s": round(worked_s, 3)}
+        if not self.limits.is_fixed:
+            about |= {"slots_least": self.limits.least, "slots_most": self.limits.most}
         return msgspec.json.encode(about).decode()
 
     def say(self, line: str) -> None:
@@ -314,7 +333,7 @@ class Supervisor:
         for sink in self._sinks:
             if sink.path:
                 self._keep(ChildJob(sink=sink))
-        for _ in range(self._settings.processes):
+        for _ in range(self._processes()):
             if self._is_fetching:
                 self._keep(ChildJob())
             for stage in self._stages:
@@ -490,6 +509,15 @@ class Supervisor:
     def _is_busy(self) -> bool:
         return any(child.busy for child in self.children)
 
+    def _processes(self) -> int:
+        """Return how many processes each of the fetch and the stages has here."""
+        if self._settings.processes is not None:
+            return self._settings.processes
+        cores, jobs = usable_cores(), self._is_fetching + len(self._stages)
+        each = processes_each(cores, jobs)
+        self._log(f"processes auto: {each}{' of each stage' * (jobs > 1)}, for the {cores} cores that may be used")
+        return each
+
     def _pages_max(self) -> int | None:
         return self._settings.pages_max
 
@@ -613,6 +641,8 @@ class Supervisor:
                 case "ready":
                     child.is_ready = True
                     self._failed_starts = 0
+                    self._beat.hurry()
+                case "slots":
                     self._beat.hurry()
                 case "log":
                     self._relay(child, event)

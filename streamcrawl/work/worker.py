@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.addresses import Inside
 from streamcrawl.rules.scope import Scope
-from streamcrawl.store.frontier import Dispatched
 from streamcrawl.store.restarts import restarts_of
 from streamcrawl.web.exchange import is_archive
 from streamcrawl.web.fetcher import Fetcher
+from streamcrawl.work.adapt import AdaptLoop, slots_at_first
 from streamcrawl.work.commit import CommitLoop
 from streamcrawl.work.dispatch import DispatchLoop
 from streamcrawl.work.due import DueLoop
 from streamcrawl.work.logs import Said
+from streamcrawl.work.meters import FETCH
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
 from streamcrawl.work.program import PAGE, load_program
@@ -28,13 +29,14 @@ from streamcrawl.work.resources import open_resources
 from streamcrawl.work.revisit import RevisitLoop
 from streamcrawl.work.slots import Slots
 from streamcrawl.work.stall import StallWatch
+from streamcrawl.work.traces import open_traces
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from streamcrawl.errors import StreamcrawlError
-    from streamcrawl.settings import Settings
+    from streamcrawl.settings import Settings, SlotLimits
     from streamcrawl.store.frontier import Frontier
     from streamcrawl.work.child import Child
 
@@ -48,11 +50,11 @@ class _ShardLoops:
     def __init__(self, child: Child, frontier: Frontier, work: PageWork) -> None:
         log, forget = child.log, work.seen.clear
         self.dispatch = DispatchLoop(frontier, limit=DISPATCH_MAX, log=log)
-        self.due = DueLoop(frontier, on_moved=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")), log=log)
+        self.due = DueLoop(frontier, on_moved=self.dispatch.hurry, log=log)
         self.revisit = RevisitLoop(
             frontier,
             is_on=lambda: child.settings.revisit_ms is not None,
-            on_made=lambda: self.dispatch.hint(Dispatched(0, 0, "OK")),
+            on_made=self.dispatch.hurry,
             log=log,
         )
         self.commit = CommitLoop(
@@ -121,17 +123,22 @@ async def run_worker(child: Child) -> None:
             work.apply(now, Scope.from_state(now, spec.scope))
 
         shards = [_ShardLoops(child, frontier, work) for frontier in crawl]
+        limits = settings.concurrency
+        traces = open_traces(child, [] if program is None else [stage.line for stage in program.stages])
+        if traces is not None:
+            opened.push_async_callback(traces.close)
         slots = Slots(
             crawl,
             work,
             [shard.commit for shard in shards],
             [shard.offers for shard in shards],
             child.board,
-            concurrency=settings.concurrency,
+            concurrency=slots_at_first(FETCH, limits),
             on_retry=lambda shard, delay_ms: shards[shard].hint(delay_ms),
             on_over=over.note,
             clock=child.clock,
             log=child.log,
+            traces=traces,
         )
         read = ReadLoop(
             crawl,
@@ -145,6 +152,10 @@ async def run_worker(child: Child) -> None:
             on_outage=work.seen.clear,
             log=child.log,
         )
+        feeding = [
+            *(loop for shard in shards for loop in (shard.dispatch, shard.due, shard.revisit)),
+            *adapting(child, slots, limits, lambda: any(shard.dispatch.is_throttled for shard in shards)),
+        ]
         child.on_lost, child.on_settings = slots.lose, apply
         if child.settings is not settings:
             apply(child.settings)
@@ -159,7 +170,7 @@ async def run_worker(child: Child) -> None:
                 child,
                 read,
                 slots,
-                feeding=[loop for shard in shards for loop in (shard.dispatch, shard.due, shard.revisit)],
+                feeding=feeding,
                 # With a single shard nothing lies elsewhere.
                 offers=[shard.offers for shard in shards] if len(shards) > 1 else [],
                 commits=[shard.commit for shard in shards],
@@ -175,7 +186,7 @@ async def run_loops(
     read: ReadLoop,
     slots: Slots,
     *,
-    feeding: Sequence[DispatchLoop | DueLoop | RevisitLoop],
+    feeding: Sequence[DispatchLoop | DueLoop | RevisitLoop | AdaptLoop],
     offers: Sequence[OffersLoop],
     commits: Sequence[CommitLoop],
     over: Over,
@@ -184,7 +195,7 @@ async def run_loops(
     """Run the loops of a worker until it is told to stop or one of them fails, then end them in order.
 
     Args:
-        feeding: Those that bring work into the streams.
+        feeding: Those that bring work into the streams, and slots to work at it.
         over: Where the slots say that the worker cannot go on.
         after_slots: What is to be given back once no slot runs any more.
 
@@ -220,6 +231,22 @@ async def run_loops(
             raise over.error
     finally:
         stopping.cancel()
+
+
+def adapting(child: Child, slots: Slots, limits: SlotLimits, is_throttled: Callable[[], bool]) -> list[AdaptLoop]:
+    """Return what adapts the slots of a child, for `run_loops`: nothing where their number is fixed."""
+    if limits.is_fixed:
+        return []
+    loop = AdaptLoop(
+        slots,
+        limits,
+        child.meters,
+        role=child.spec.role,
+        is_throttled=is_throttled,
+        on_moved=lambda: child.event(event="slots"),
+    )
+    child.about = lambda: {"slots": loop.describe()}
+    return [loop]
 
 
 def be_replaced(child: Child) -> None:

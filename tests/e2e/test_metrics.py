@@ -226,6 +226,13 @@ def test_worker_is_ready_while_redis_answers_and_shows_what_it_is_busy_with(comm
             watched.until_at_rest(exporter)
             _look_inside(worker)
 
+            # Connections stay, and nothing answers.
+            os.kill(server.pid, signal.SIGSTOP)
+            until(lambda: worker.get("/readyz")[0] == 503, "it is not ready while Redis hangs")
+            assert worker.get("/healthz") == (200, "ok\n")
+            os.kill(server.pid, signal.SIGCONT)
+            until(lambda: worker.get("/readyz")[0] == 200, "it is ready when Redis goes on")
+
             server.stop()
             until(lambda: worker.get("/readyz")[0] == 503, "it is not ready without Redis")
             assert "Redis" in worker.get("/readyz")[1]

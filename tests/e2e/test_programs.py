@@ -12,11 +12,15 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
+import redis
 from aiohttp import web
 
 from streamcrawl.errors import ExitCode
+from streamcrawl.store.embedded import EmbeddedRedis
 from tests.e2e.command import REPOSITORY
+from tests.e2e.test_metrics import port_of
 from tests.programs import POISON, noted
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 
     from tests.e2e.command import Command, Running
     from tests.redis_server import RedisServer
+
+
+RESIDENT_MAX_BYTES = 200_000_000
+"""Of one process: Python with everything that it imports, and the few pages in hand."""
 
 
 class Programs:
@@ -162,6 +170,17 @@ def test_every_ending_of_an_item_is_counted_and_poison_alone_is_a_dead_letter(
     assert max(line["size"] for line in noted(programs.journal, "batch")) == 8
 
 
+def most_at_a_time(programs: Programs, begin: str) -> int:
+    """Return how many items were being weighed at a time, at most, by the order of the journal."""
+    most = running = 0
+    for line in programs.journal.read_text().splitlines():
+        one = json.loads(line)
+        if one["url"].startswith(begin):
+            running += {"weighing": 1, "weighed": -1}.get(one["what"], 0)
+            most = max(most, running)
+    return most
+
+
 def test_second_worker_of_a_stage_takes_a_share(
     programs: Programs, redis_server: RedisServer, crawl_name: str, pair: SiteProcess
 ) -> None:
@@ -190,13 +209,18 @@ def test_second_worker_of_a_stage_takes_a_share(
     weighed = noted(programs.journal, "weighed")
     shares = Counter(line["pid"] for line in weighed if line["url"].startswith(pair.url(2, "/")))
     assert len(shares) == 2, "each holds two items at most, for 50 ms"
+    assert min(shares.values()) > sum(shares.values()) // 8
+    assert most_at_a_time(programs, pair.url(2, "/")) > 2, "which one of them alone never has"
     assert once([line["url"] for line in weighed]) == pair.expected_pages()
     assert once([record["url"] for record in programs.command.records("out.jsonl")]) == pair.expected_pages()
     programs.audit(crawl_name, "--redis", redis_server.url)
 
 
 def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Programs, wide: SiteProcess) -> None:
-    running = programs.start("run", "stalled", *programs.seeds(wide.seed_url), "--scope", "any", "--concurrency", "4")
+    before = len(wide.requests())
+    arguments = (*programs.seeds(wide.seed_url), "--scope", "any", "--concurrency", "4", "--metrics-port", "0")
+    running = programs.start("run", "stalled", *arguments)
+    workers = port_of(running)
 
     def stages() -> dict[str, Any]:
         is_there = (programs.command.folder / ".streamcrawl").exists()
@@ -207,20 +231,95 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
         found = stages()
         return bool(found and found["fetch"]["held_by"] and found["swallow"]["is_over"] and found["forward"]["held_by"])
 
+    def fetches() -> int:
+        return len(wide.requests()) - before
+
     running.until(held, "the fetch held back by the sink that stands still", within_s=40)
+    store = EmbeddedRedis(programs.command.folder / ".streamcrawl" / "stalled", memory_max_bytes=0).url
+    look = programs.command.start("exporter", "--redis", store, "--port", "0")
+    programs.running.append(look)
+    exporter = port_of(look)
+
+    def throttles() -> dict[tuple[str, str], float]:
+        found = exporter.scrape().all("throttled")
+        return {(dict(own)["stage"], dict(own)["reason"]): value for own, value in found.items()}
+
+    def held_for() -> float:
+        return exporter.scrape().total("throttled_seconds_total", stage="fetch", reason="full:swallow")
+
+    def resident() -> dict[int, int]:
+        found = [psutil.Process(running.process.pid), *psutil.Process(running.process.pid).children(recursive=True)]
+        return {one.pid: one.memory_info().rss for one in found if one.is_running()}
+
+    running.until(held_for, "the exporter to say since when")
+    first_s, resident_first, fetched = held_for(), resident(), fetches()
+    running.until(lambda: held_for() > first_s + 2, "the sink to stand still for some time")
+    # Everything that waits, waits: no process and no store grows, and nobody is asked for a page.
+    for pid, size in resident().items():
+        assert size < min(RESIDENT_MAX_BYTES, resident_first[pid] + 5_000_000)
+    with redis.Redis.from_url(store) as client:
+        assert client.info("memory")["used_memory_peak"] < 8_000_000
+    assert fetches() == fetched
+    # Its state is there for whoever looks.
     text = programs.ask("status", "stalled")
     assert "too many items wait for stage swallow" in text
     assert "held back by" in text
+    seen = throttles()
+    assert seen["fetch", "full:swallow"] == seen["forward", "full:swallow"] == 1
+    assert (seen["fetch", "paused"], seen["fetch", "budget"]) == (0, 0)
     found = stages()
     # A mark of 10, of the sink two rounds of its 10 slots; and what was under way when it was passed: a page of each of
     # the 8 hosts, the 2 items in hand.
     assert found["forward"]["waiting"] <= 10 + 8
     assert found["swallow"]["waiting"] <= 20 + 2
     assert found["swallow"]["pending"] <= 10
+    assert fetched <= 8 + (10 + 8) + 2 + (20 + 2) + 10 + 8, "robots.txt of 8 hosts, and what is in there"
+    assert workers.scrape().total("slots_busy", stage="fetch") == 0
     assert programs.noted("swallowed") == []
     programs.gate.touch()
     assert running.wait(within_s=60).code == ExitCode.DONE
     assert once(programs.noted("swallowed")) == wide.expected_pages()
+    programs.audit("stalled")
+
+
+def test_slots_of_a_stage_grow_while_all_are_busy_and_fall_while_its_loop_is_held(
+    programs: Programs, host: SiteProcess
+) -> None:
+    running = programs.start(
+        *(
+            "run",
+            "roomy",
+            *programs.seeds(host.seed_url),
+            "--scope",
+            "any",
+            "--concurrency",
+            "4",
+            "--metrics-port",
+            "0",
+        ),
+        nap_s=0.1,
+    )
+    port = port_of(running)
+
+    def slots() -> dict[str, float]:
+        return {stage: sum(port.scrape().all("slots", stage=stage).values()) for stage in ("idle", "burn")}
+
+    running.until(lambda: slots()["idle"] > 16 > slots()["burn"] >= 2, "16 slots to become more, and others fewer")
+    assert len(once(programs.noted("idle"))) > 0
+    running.until(lambda: len(programs.noted("idle")) > 16, "calls in the new slots")
+    assert port.scrape().by("reason", "slot_changes_total", stage="burn")["lag"] > 0
+    asked = {one["stage"]: one["slots"] for one in json.loads(port.get("/debug/tasks")[1]) if "slots" in one}
+    assert (asked["idle"]["least"], asked["idle"]["most"]) == (2, 64)
+
+    def published() -> int:
+        workers = programs.ask("status", "roomy", "--json")["workers"]
+        return int(next(worker["slots"] for worker in workers if worker["stage"] == "idle"))
+
+    running.until(lambda: published() > 16, "what the others go by to follow")
+    programs.gate.touch()
+    assert running.wait().code == ExitCode.DONE
+    assert once(programs.noted("idle")) == once(programs.noted("burnt")) == host.expected_pages(scope="host")
+    programs.audit("roomy")
 
 
 async def test_request_says_method_body_headers_label_and_meta(programs: Programs) -> None:

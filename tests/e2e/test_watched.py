@@ -5,6 +5,7 @@ The crawl cannot end while it is watched: each host has more pages than its dela
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from redis import Redis
 
+from streamcrawl import TaskQueue
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.janitor import MEMORY_MARK
@@ -172,7 +174,7 @@ class Watched:
 
 def filled(expr: str) -> str:
     """Put in what Grafana would: all crawls, all stages, and four scrapes for a rate."""
-    values = {"$__rate_interval": "4s", "$crawl": ".*", "$stage": ".*"}
+    values = {"$__rate_interval": "4s", "$__range": "1m", "$crawl": ".*", "$stage": ".*", "$queue": ".*"}
     return re.sub(r"\$\w+", lambda found: values[found.group()], expr)
 
 
@@ -186,10 +188,27 @@ def asked() -> list[tuple[str, str]]:
     return found
 
 
+async def use_a_queue(url: str) -> None:
+    """Leave items in each state: waiting, out, delayed, done, dead, and one that was tried again."""
+    async with TaskQueue[int]("thumbs", url, attempts_max=2, lease_s=600) as queue:
+        await queue.put_many([1, 2, 3, 4, 5])
+        await queue.put(6, delay_s=600)
+        await queue.task_done(await queue.get())
+        await queue.retry(await queue.get())
+        await queue.dead(await queue.get(), "not this one")
+        await queue.get()
+
+
+async def delete_the_queue(url: str) -> None:
+    async with TaskQueue[int]("thumbs", url) as queue:
+        await queue.delete()
+
+
 @pytest.mark.timeout(240)
 def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_path: Path) -> None:
     watched = Watched(tmp_path, RULES)
     with watched.at_work():
+        asyncio.run(use_a_queue(watched.redis.url))
         prometheus = watched.prometheus
         watched.until("pages of both supervisors", lambda: watched.has('streamcrawl_slots_busy{stage="fetch"} > 0'))
 
@@ -334,7 +353,12 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
         tmp_path, hurried_rules(tmp_path / "rules"), SiteSpec(hosts=4, pages_per_host=5000, latency_ms=30)
     )
     with watched.at_work():
+        asyncio.run(use_a_queue(watched.redis.url))
         watched.until("pages are done", lambda: watched.has("sum(crawl_stage:streamcrawl_tasks_done:rate5m) > 0"))
+
+        watched.until_firing("StreamcrawlQueueStalled")
+        asyncio.run(delete_the_queue(watched.redis.url))
+        watched.until_clear("StreamcrawlQueueStalled")
 
         watched.fetching_child(watched.worker).kill()
         watched.until_firing("StreamcrawlWorkersCrashing")

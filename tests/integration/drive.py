@@ -195,7 +195,7 @@ async def crawling(
         supervisor = Supervisor(
             redis_url, settings, crawl, scope=scope, sinks=sinks, version=tuned.version, log=log.append
         )
-        run = CrawlRun(crawl, supervisor, settings.processes, log)
+        run = CrawlRun(crawl, supervisor, settings.processes or 1, log)
         try:
             yield run
         finally:

@@ -187,7 +187,7 @@ async def test_refusals_leave_no_connection_taken() -> None:
     async with Talker({"/": html()}) as talker:
         inside = Inside.of_seeds([talker.origin.removeprefix("http://"), "public.test"], {})
         async with Fetcher(settings, inside=inside) as fetcher:
-            for n in range(3 * (settings.concurrency + CONNECTIONS_SPARE)):
+            for n in range(3 * (settings.concurrency.most + CONNECTIONS_SPARE)):
                 with pytest.raises(BlockedAddress):
                     await fetcher.fetch(("http://127.0.0.1:1/", "http://localhost:1/")[n % 2])
             async with asyncio.timeout(10):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import generate_latest
 
+from streamcrawl import TaskQueue
 from streamcrawl.ops.exporter import CONSUMERS_MAX, REASONS_MAX, Exporter, _Figures, read_imbalance, scaling
 from streamcrawl.ops.status import read_status
 from streamcrawl.rules.politeness import Refusal
@@ -16,6 +17,7 @@ from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Beat
+from streamcrawl.store.keys import QueueKeys
 from streamcrawl.store.shards import delete_crawl, open_crawl
 from tests.integration.snapshot import Lab, fast, links
 from tests.metrics import Scrape, check_by_promtool
@@ -270,6 +272,45 @@ async def test_nothing_stale_is_shown_while_redis_is_away(crawl_name: str) -> No
             assert scaling(await exporter.look(), f"{crawl_name}/fetch", {}).status == 503
         finally:
             await client.aclose()
+
+
+async def test_queues_are_shown_with_every_place_an_item_may_be_in(store_client: Redis, crawl_name: str) -> None:
+    async with TaskQueue[int](crawl_name, store_client, levels=2, maxsize=100, lease_s=600) as queue:
+        await queue.put_many(range(6))
+        await queue.put(7, priority=1)
+        await queue.put(8, delay_s=600, id="eight")
+        await queue.put(8, delay_s=600, id="eight")
+        await queue.task_done(await queue.get())
+        await queue.dead(await queue.get(), "no")
+        await queue.retry(await queue.get(), after_s=600)
+        held = await queue.get()
+
+        exporter = Exporter(store_client, kept_s=0)
+        found = shown(await exporter.look())
+        own = {"queue": crawl_name}
+        assert sum(found.by("level", "queue_waiting", **own).values()) == 3
+        assert sum(found.by("level", "queue_out", **own).values()) == 1
+        assert set(map(len, (found.all(f"queue_{name}", **own) for name in ("waiting", "out")))) == {2}
+        assert found.all("queue_oldest_seconds", **own)
+        values = ("delayed", "dead_letters", "members", "maxsize", "closed", "balance")
+        assert [found.total(f"queue_{name}", **own) for name in values] == [2, 1, 1, 100, 0, 0]
+        counters = ("created", "done", "retried", "crashed", "repeated")
+        assert [found.total(f"queue_items_{word}_total", **own) for word in counters] == [8, 1, 1, 0, 1]
+        assert found.total("exporter_queues") >= 1
+        assert check_by_promtool(found.text) == ""
+        # Who names crawls sees no queues; one that cannot be read hides no other.
+        named = shown(await Exporter(store_client, [crawl_name]).look())
+        assert not named.all("queue_delayed")
+        await queue.task_done(held)
+        totals = QueueKeys(crawl_name).totals
+        await store_client.hincrby(totals, "done", 3)
+        assert shown(await exporter.look()).total("queue_balance", **own) == 3
+        await store_client.hset(totals, "done", "many")
+        broken = shown(await exporter.look())
+        assert (broken.total("redis_up"), broken.all("queue_delayed", **own)) == (1, {})
+        await store_client.hset(totals, "done", 2)
+        await queue.delete()
+    assert not shown(await exporter.look()).all("queue_delayed", **own)
 
 
 async def test_autoscalers_are_told_what_a_stage_has_to_do(open_lab: OpenLab, crawl_name: str) -> None:

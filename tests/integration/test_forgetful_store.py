@@ -99,12 +99,12 @@ async def forgetful_crawl(
         role="fetch",
         scope=Scope.from_settings(settings, [origin]).state(),
     )
-    child = Child(spec, Board.create(settings.concurrency), io.StringIO())
+    child = Child(spec, Board.create(settings.concurrency.most), io.StringIO())
     own = crawl.index_of(origin)
     forgetting = Forgetting(child.crawl.frontiers[own], server)
     child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
     for frontier in crawl:
-        await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency, "{}")], lease_ms=LEASE_MS)
+        await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency.most, "{}")], lease_ms=LEASE_MS)
     yield crawl, forgetting, child
     await client.aclose()
 

@@ -73,23 +73,23 @@ async def let_idle(store: QueueStore, level: int, entry_id: str, member: str = M
 
 async def test_repeated_put_says_the_same_and_writes_nothing_more(store: QueueStore) -> None:
     batch = [item(b"%d" % n) for n in range(7)]
-    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)  # five is the bound
-    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5, 1.0)  # five is the bound
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5, 1.0)
     await read(store, 2)
     # Read late by the server, when there is room: what it would add may have been cancelled since.
-    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5)
-    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6)
+    assert await store.put(ME, 1, 0, batch) == Put("OK", 5, 5, 5, 0.6)
+    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6, 0.8)
     assert (await store.put(ME, 1, 0, batch)).last == 6
-    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6)
+    assert await store.put(ME, 2, 5, [item(b"other")]) == Put("OK", 1, 6, 6, 0.8)
     tick = await store.tick(ME)
     assert (tick.last, tick.turn, tick.accepted) == (6, 2, 1)
     # One that found no room at all writes nothing later, either.
-    assert await store.put(ME, 3, 6, [item()] * 2) == Put("OK", 1, 7, 7)
-    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7)
+    assert await store.put(ME, 3, 6, [item()] * 2) == Put("OK", 1, 7, 7, 1.0)
+    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7, 1.0)
     await read(store, 1)
-    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7)
+    assert await store.put(ME, 4, 7, [item(b"none")]) == Put("OK", 0, 7, 7, 0.8)
     # One that its member took for failed may have been executed after all: what follows it is no repetition.
-    assert await store.put(ME, 5, 6, [item(b"last")]) == Put("OK", 1, 8, 8)
+    assert await store.put(ME, 5, 6, [item(b"last")]) == Put("OK", 1, 8, 8, 1.0)
     assert [fields[b"item"] for _, _, fields in await read(store)] == [b"3", b"4", b"other", b"x", b"last"]
     # Another member's are its own.
     assert (await store.put(OTHER, 1, 0, [item()])).last == 1
@@ -117,12 +117,22 @@ async def test_store_that_forgot_says_from_where_on(store: QueueStore) -> None:
     await store.close(is_closed=True)
     # Accepted before: neither closed nor full refuses it now.
     again = [item(b"%d" % n) for n in range(3, 9)]
-    assert await store.put(ME, 3, 2, again, is_again=True) == Put("OK", 6, 8, 8)
+    assert await store.put(ME, 3, 2, again, mode="again") == Put("OK", 6, 8, 8, 1.6)
     assert await store.put(ME, 4, 8, [item()]) == Put("CLOSED", 0)
     # A repetition of what was accepted before it was closed says so.
-    assert await store.put(ME, 3, 2, again, is_again=True) == Put("OK", 6, 8, 8)
+    assert await store.put(ME, 3, 2, again, mode="again") == Put("OK", 6, 8, 8, 1.6)
     # Nothing asks how it stands, closed or not.
-    assert await store.put(ME, 5, 8, []) == Put("OK", 0, 8, 8)
+    assert await store.put(ME, 5, 8, []) == Put("OK", 0, 8, 8, 1.6)
+
+
+async def test_put_of_who_has_an_item_out_is_not_held_up_by_a_full_queue_but_by_a_closed_one(store: QueueStore) -> None:
+    await store.put(ME, 1, 0, [item()] * 5)
+    assert await store.put(OTHER, 1, 0, [item()]) == Put("OK", 0, 5, 0, 1.0)
+    inside = [item(b"1"), item(b"2")]
+    assert await store.put(OTHER, 2, 0, inside, mode="inside") == Put("OK", 2, 7, 2, 1.4)
+    assert await store.put(OTHER, 2, 0, inside, mode="inside") == Put("OK", 2, 7, 2, 1.4), "once, however often said"
+    await store.close(is_closed=True)
+    assert await store.put(OTHER, 3, 2, inside, mode="inside") == Put("CLOSED", 0)
 
 
 @pytest.mark.parametrize("bad", [b"", b"0 0", b"x 0 0 item", b"2 0 0 no such level", b"0 0 99 short"])
@@ -242,7 +252,7 @@ async def test_member_that_is_silent_is_forgotten_but_not_its_number(store: Queu
     await let_reclaim(store)
     await store.reclaim()
     assert not await store.client.hexists(store.keys.members, ME)
-    assert await store.put(ME, 1, 0, [item()]) == Put("OK", 1, 1, 1)
+    assert await store.put(ME, 1, 0, [item()]) == Put("OK", 1, 1, 1, 0.2)
     await store.client.hset(store.keys.puts, ME, f"1 {(seconds - 90_000) * 1000}")
     await let_reclaim(store)
     await store.reclaim()

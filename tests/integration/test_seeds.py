@@ -20,6 +20,8 @@ from streamcrawl.store.shards import Shards, delete_crawl, open_crawl
 from streamcrawl.work.seeds import (
     CALLS_AT_A_TIME,
     LINE_MAX_BYTES,
+    PAUSE_FIRST_S,
+    PAUSE_MAX_S,
     Cursor,
     SeedLines,
     SeedLoop,
@@ -267,6 +269,26 @@ async def test_seeds_wait_at_a_bound_and_are_read_no_further(
     assert len(log) == 1, "said once, however often it waits"
     assert word in log[0]
     assert not await is_closed(lab)  # the rest is for the next run
+
+
+async def test_seeds_come_more_slowly_when_the_crawl_has_nearly_enough_and_faster_again(
+    open_lab: OpenLab, tmp_path: Path
+) -> None:
+    lab = await open_lab(seeds_waiting_max=20_000)
+    loop = seed_loop(lab, SeedLines([], written(tmp_path / "seeds", numbered(18_000))), feeder="me")
+    assert loop.pause_s == 0
+    await loop.run(asyncio.Event())
+    assert loop.new == 18_000
+    # 250 in each of eight calls or so over 16,000; four are under way at a time.
+    assert 2 * PAUSE_FIRST_S <= loop.pause_s <= PAUSE_MAX_S
+    assert loop.waiting == "", "and none has to wait"
+    await lab.frontier.control(seeds_max=1_000_000)  # there is room for many more
+    lines = SeedLines([], written(tmp_path / "more", numbered(2000, start=20_000)))
+    again = seed_loop(lab, lines, feeder="me")
+    again.pause_s = PAUSE_MAX_S
+    await again.run(asyncio.Event())
+    assert again.new == 2000
+    assert again.pause_s < PAUSE_MAX_S
 
 
 async def test_crawl_is_closed_by_the_last_of_those_that_offer_seeds(lab: Lab) -> None:

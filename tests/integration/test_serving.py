@@ -76,9 +76,21 @@ async def test_what_is_not_there_is_said_with_what_is(serving: Serving) -> None:
 
 async def test_what_lies_inside_is_for_this_machine_and_not_for_a_proxy_of_it(serving: Serving) -> None:
     assert (await asked(serving, "/inside"))[::2] == (200, "secret\n")
-    for header in ("Forwarded", "X-Forwarded-For", "Via"):
-        status, _, text = await asked(serving, "/inside", **{header: "203.0.113.7"})
-        assert (status, "secret" in text) == (403, False)
+    port = serving.url.rpartition(":")[2]
+    for own in ({"Host": f"localhost:{port}"}, {"Host": "[::1]"}, {"Sec-Fetch-Site": "none"}):
+        assert (await asked(serving, "/inside", **own))[0] == 200
+    for header, value in (
+        *((header, "203.0.113.7") for header in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")),
+        # A page of somebody else, in a browser of this machine: under a name that leads here, or across origins.
+        *(
+            ("Host", value)
+            for value in (f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "[")
+        ),
+        ("Origin", "https://evil.example"),
+        ("Sec-Fetch-Site", "cross-site"),
+    ):
+        status, _, text = await asked(serving, "/inside", **{header: value})
+        assert (status, "secret" in text) == (403, False), (header, value)
 
 
 async def test_connections_are_bounded(serving: Serving) -> None:

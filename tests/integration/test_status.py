@@ -265,7 +265,7 @@ async def test_brakes_say_why_since_when_and_what_mends_it(open_lab: OpenLab, cr
     paused, stopped, throttled, budget = status.brakes
     assert (paused.word, paused.reason) == ("PAUSED", f"paused; go on with: streamcrawl resume {crawl_name}")
     assert (stopped.word, stopped.for_ms) == ("MEMORY_FULL", near(0))
-    assert "raise --memory-max" in stopped.reason
+    assert f"raise it: streamcrawl settings set {crawl_name} memory-max=SIZE" in stopped.reason
     assert (throttled.word, throttled.for_ms) == ("THROTTLED", near(65_000))
     assert "/data/pages.jsonl: and no writer of an output is alive" in throttled.reason
     assert budget == Brake(
@@ -371,6 +371,15 @@ async def test_workers_that_are_many_or_say_nonsense_are_shown(lab: Lab, crawl_n
     assert (len(status.workers), status.slots) == (WORKERS_NAMED_MAX + 1, WORKERS_NAMED_MAX + 2)
     assert (status.workers[-1].busy, status.workers[-1].machine) == (None, "")
     assert "and 1 more workers; --json has all" in text_of(status)
+
+
+async def test_slots_that_adapt_are_shown_with_their_limits(lab: Lab, crawl_name: str) -> None:
+    about = {"pid": 7, "machine": "m1", "role": "fetch", "slots": 72, "busy": 3, "slots_least": 16, "slots_most": 256}
+    await beat(lab, slots=72, info=json.dumps(about))
+    status = await read_status(lab.client, crawl_name)
+    (worker,) = status.workers
+    assert (worker.slots, worker.slots_least, worker.slots_most) == (72, 16, 256)
+    assert "w1: fetch, 3 of 72 slots busy (16 to 256), last beat" in "\n".join(status_lines(status))
 
 
 async def test_feeders_are_shown_with_cursor_and_last_sign(lab: Lab, crawl_name: str) -> None:

@@ -213,6 +213,12 @@ async def offer_ok(open_lab: OpenLab) -> None:
         "totals": {"page.created": (1, 3), "page.queued": (1, 3)},
     }
     assert await lab.changes(lab.frontier.offer(offered)) == (("OK", 0), {})
+    assert await lab.frontier.offer_seeds(offered) == ("OK", 0, 0.0)
+    # One seed is there and three pages: what counts is the nearer bound.
+    await lab.frontier.control(seeds_max=2, frontier_max=60)
+    assert await lab.frontier.offer_seeds(offered) == ("OK", 0, 0.5)
+    await lab.frontier.control(frontier_max=4)
+    assert await lab.frontier.offer_seeds(offered) == ("OK", 0, 0.75)
 
 
 async def _seed(lab: Lab, url: str) -> Held:

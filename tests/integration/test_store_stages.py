@@ -272,6 +272,42 @@ async def test_status_names_each_throttle_and_a_version_that_nobody_reads(open_l
     assert ("enrich", "stream") in imbalance
 
 
+async def test_status_proposes_sizes_of_queues_by_what_workers_measured(open_lab: OpenLab, crawl_name: str) -> None:
+    lab = (await Flow.opened(open_lab)).lab
+
+    async def beat(stage: str, stream: str, slots: int, ended: int, worked_s: float, role: str = "stage") -> None:
+        info = {"role": role, "stage": stage, "slots": slots, "ended": ended, "worked_s": worked_s}
+        share = slots if role == "fetch" else 0
+        await lab.frontier.beat(
+            [Beat(f"{stage}-{worked_s}", stream, share, msgspec.json.encode(info).decode())], lease_ms=LEASE_MS
+        )
+
+    async def looked() -> dict[str, Any]:
+        return {stage.stage: stage for stage in (await read_status(lab.client, crawl_name)).stages}
+
+    await lab.frontier.control(slots=0)
+    await beat("fetch", "stream:fetch", 10, 100, 100.0, role="fetch")  # a second for a page
+    assert {stage.proposed for stage in (await looked()).values()} == {None}
+    await beat("enrich", "stream:enrich", 1, 50, 50.0)
+    await beat("enrich", "stream:enrich", 3, 150, 110.0)  # 0.8 s for an item, in 4 slots of two workers
+    await beat("save", "stream:save", 8, 19, 40.0)
+    await beat("out", "stream:fetch:out", 0, 100, 10.0, role="sink")
+    stages = await looked()
+    # A page each 0.1 s and an item each 0.2 s: twice the 20 that wait for the fetch.
+    assert (stages["enrich"].size, stages["enrich"].proposed, stages["enrich"].entry_s) == (1000, 40, 0.8)
+    # A record each 0.1 s: half of that.
+    assert (stages["out"].size, stages["out"].proposed, stages["out"].entry_s) == (10_000, 20, 0.1)
+    assert (stages["save"].proposed, stages["save"].entry_s) == (None, None), "too few to say"
+    await beat("save", "stream:save", 8, 100, 40.0)
+    save = (await looked())["save"]
+    assert save.proposed == 2 * 8, "at least two rounds of its slots"
+    status = await read_status(lab.client, crawl_name)
+    assert "room for 1,000, proposed 40 (0.8 s each)" in "\n".join(status_lines(status))
+    assert status.as_json()["stages"][0]["proposed"] is None
+    marks = await lab.frontier.throttled()
+    assert marks == frozenset(), "nothing goes by it"
+
+
 @pytest.mark.parametrize("broken", [b"stage|enrich|1-1|1|0|5", b"stage|gone|1-1|1|0|1|ax"])
 async def test_delayed_member_that_cannot_be_read_is_a_dead_letter(open_lab: OpenLab, broken: bytes) -> None:
     flow = await Flow.opened(open_lab)

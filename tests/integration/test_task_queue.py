@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from streamcrawl import (
     TaskQueue,
 )
 from streamcrawl.errors import CodecError, ConfigError, StoreFull, StoreIncompatible
+from streamcrawl.queue.puts import PACE_MAX_S, PACED_FROM
 from streamcrawl.store.connection import connect
 from streamcrawl.store.keys import GROUP, QUEUES, QueueKeys
 from tests.redis_server import FAST, RedisServer
@@ -177,6 +179,46 @@ async def test_put_many_beyond_the_bound_waits_for_room_as_often_as_it_must(open
         await other.task_done_many(handles)
     await putting
     assert got == list(range(500))
+
+
+async def test_handlers_that_put_into_their_own_full_queue_do_not_wait_for_themselves(open_queue: Open) -> None:
+    queue = await open_queue(maxsize=4)
+    done: list[int] = []
+
+    async def work() -> None:
+        async for handle in queue:
+            async with queue.process(handle) as depth:
+                if depth:
+                    await queue.put_many([depth - 1] * 2)
+                    await queue.put(depth - 1)
+                done.append(depth)
+
+    async def feed() -> None:
+        for _ in range(3):
+            await queue.put(3)
+        await queue.join()
+        await queue.close()
+
+    async with asyncio.timeout(SOON_S):
+        await asyncio.gather(feed(), work(), work())
+    assert Counter(done) == {3: 3, 2: 9, 1: 27, 0: 81}
+
+
+async def test_puts_gather_while_the_queue_is_nearly_full_and_go_at_once_when_it_is_not(open_queue: Open) -> None:
+    queue, other = await open_queue(maxsize=PACED_FROM), await open_queue()
+    await queue.put_many(range(PACED_FROM // 2))
+    assert queue._puts.pace_s == 0
+    await queue.put_many(range(PACED_FROM // 2))
+    assert 0 < queue._puts.pace_s <= PACE_MAX_S
+    while queue._puts.pace_s:
+        await other.task_done_many(await other.get_many(250))
+        await queue.put(0)
+
+
+async def test_puts_of_a_small_queue_never_pause(open_queue: Open) -> None:
+    queue = await open_queue(maxsize=PACED_FROM - 1)
+    await queue.put_many(range(PACED_FROM - 1))
+    assert queue._puts.pace_s == 0, "it could be empty before the pause is over"
 
 
 async def test_put_that_is_cancelled_while_it_waits_for_room_has_not_put(open_queue: Open) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import pytest
 
+from streamcrawl.settings import Given
 from streamcrawl.store.connection import connect
 from streamcrawl.work.board import monotonic_ms
+from streamcrawl.work.machine import usable_cores
 from tests.integration.drive import CrawlRun, Talker, crawling, html, until, violations
 from tests.redis_server import RedisServer
 from tests.site.server import SiteProcess, SiteSpec
@@ -94,6 +96,15 @@ async def test_crawl_returns_within_two_seconds_of_its_last_page(
             last_ms = max(request.end_ms for request in site.requests())
             print(f"returned {run.returned_ms - last_ms:.0f} ms after the last page")
             assert run.returned_ms - last_ms < 2000
+
+
+async def test_processes_auto_are_as_many_as_there_are_cores_for(redis_server: RedisServer, crawl_name: str) -> None:
+    cores, auto = usable_cores(), Given(None, "--processes")
+    with SiteProcess(SiteSpec(pages_per_host=1000)) as site:
+        async with crawling(redis_server.url, crawl_name, [site.seed_url], processes=auto, delay_ms=50) as run:
+            await until(lambda: len(run.workers()) == cores, "a process for each core")
+            assert len([child for child in run.supervisor.children if child.role == "fetch"]) == cores
+            assert run.log[0] == f"processes auto: {cores}, for the {cores} cores that may be used"
 
 
 # -- ended and killed workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamcrawl.settings import SlotLimits
 from streamcrawl.store.connection import connect
 from streamcrawl.store.frontier import Frontier
 from streamcrawl.store.keys import Keys
@@ -15,7 +16,7 @@ PAST_MS = -1000 - HUNG_SPARE_MS
 
 async def test_lower_limit_does_not_hold_for_work_that_had_begun() -> None:
     crawl = Shards([Frontier(connect("redis://127.0.0.1:1"), Keys("any"), "epoch")])
-    child = ChildProcess(ChildJob(), "w1", 4)
+    child = ChildProcess(ChildJob(), "w1", SlotLimits(4, 4))
     log: list[str] = []
     try:
         child.board.begin(child.board.hold("1-0", 0))

@@ -72,6 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (["audit", "x", "--config", "none.toml"], "--config none.toml cannot be read: No such file or directory"),
         (["crawl", URL, "--name", "../up"], "crawl name '../up' will not do"),
         (["crawl", URL, "--fresh", "--resume"], "give one of the two"),
+        (["crawl", URL, "--one-round"], "no page is visited again: give --revisit DURATION too"),
         (["crawl", "--seeds", "none.txt"], "--seeds none.txt cannot be read: No such file"),
         (["crawl", "--resume"], "say which crawl to resume: --name NAME (in .streamcrawl: none)"),
         (

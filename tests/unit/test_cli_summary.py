@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamcrawl.errors import ExitCode
@@ -104,6 +105,17 @@ def test_summary_of_a_stop_says_why_and_what_next(word: str, stopped: str, first
     assert "100 pages in 0:00:10, 10.0/s; 150 in all" in lines[1]
     assert "  33 still to fetch" in lines
     assert lines[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("stopped", "change"), [("FRONTIER_FULL", "frontier-max=N"), ("MEMORY_FULL", "memory-max=SIZE")]
+)
+def test_summary_of_a_command_without_the_option_names_one_that_has_it(stopped: str, change: str) -> None:
+    one = msgspec.structs.replace(run("STOPPED"), tune="streamcrawl settings set c {} --redis redis://r")
+    first = summary_lines(one, status(stopped=stopped))[0]
+    assert f"raise it: streamcrawl settings set c {change} --redis redis://r" in first
+    assert "--frontier-max" not in first
+    assert "--memory-max" not in first
 
 
 def test_summary_of_a_run_that_found_nothing_to_do() -> None:

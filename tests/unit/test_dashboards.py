@@ -56,7 +56,7 @@ def expressions() -> list[tuple[str, str]]:
             for panel in panels_of(path)
             for target in panel["targets"]
         ]
-        annotations = json.loads(path.read_text(encoding="utf-8"))["annotations"]["list"]
+        annotations = json.loads(path.read_text(encoding="utf-8"))["annotations"].get("list", [])
         found += [(f"{path.stem}: {one['name']}", one["expr"]) for one in annotations]
     return found
 

@@ -124,7 +124,7 @@ HTML: Final = in_bytes(
         "<", ">", "</", "/>", "<!--", "-->", "<![CDATA[", "]]>", "<?", "<!", "=", "'", '"', " ", "\n", "\x00",
         "&amp;", "&#x110000;",
         "<a href=", "<base href=", "<meta ", "http-equiv=refresh", "content=", "charset=", "name=robots",
-        "nofollow", "utf-7",
+        "nofollow", "utf-7", "<svg><a xlink:href=",
         "'0;url=", "0;", "url", "<link rel=next href=", "<iframe src=", "<noscript>", "</noscript>",
         "<script>", "</script>",
         "<title>", "</title>", "<svg>", "<table>", "<b>", "<p>", "<div>", "<template>", "<plaintext>",

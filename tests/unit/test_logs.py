@@ -6,6 +6,9 @@ import json
 import logging
 from typing import Any
 
+import msgspec
+import pytest
+
 from streamcrawl.work.logs import (
     BURST,
     KINDS_MAX,
@@ -17,6 +20,7 @@ from streamcrawl.work.logs import (
     Said,
     as_said,
     kind_of,
+    printable,
 )
 
 
@@ -46,6 +50,12 @@ def test_said_is_text_wherever_text_is_wanted() -> None:
     said.append(Said.error("it broke", entry="5-1"))
     assert said == ["it broke"]
     assert f"{said[0]}!" == "it broke!"
+
+
+@pytest.mark.parametrize("text", ["plain", "caf\u00e9", "\udcff"])
+def test_what_is_printable_can_be_encoded_whatever_it_was(text: str) -> None:
+    assert type(printable(Said.warning(text))) is str
+    assert msgspec.json.encode(printable(Said.warning(text)))
 
 
 def test_json_line_has_level_and_fields() -> None:
@@ -151,3 +161,8 @@ def test_what_libraries_log_is_said_with_their_level() -> None:
     assert second["level"] == "error"
     assert second["message"].startswith("it broke\nTraceback")
     assert second["message"].endswith("ValueError: bad")
+
+
+def test_text_of_any_kind_can_be_written() -> None:
+    for text, shown in ((Said.error("plain"), "plain"), ("ü", "ü"), ("bad \udcff", "bad \\udcff")):
+        assert msgspec.json.decode(msgspec.json.encode(printable(text))) == shown

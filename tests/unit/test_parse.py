@@ -43,6 +43,12 @@ def links_of(html: str, **options: Any) -> list[str]:
         ('<link rel=stylesheet href="/s.css"><link rel=icon href="/i"><link href="/n">', []),
         ('<link rel="alternate stylesheet" href="/dark.css">', []),
         ('<svg><a href="/in-svg"></a></svg>', ["/in-svg"]),
+        ('<svg><a xlink:href="/in-svg#x"></a><a xlink:href="/2" rel="ugc"></a></svg>', ["/in-svg", "/2"]),
+        ('<svg><a xlink:href="/old" href="/new"></a><a xlink:href="/3" rel="nofollow"></a></svg>', ["/new"]),
+        (
+            '<math><a xlink:href="/in-math">x</a></math><svg><base xlink:href="/b/"><a href="4"></a></svg>',
+            ["/in-math", "/docs/4"],
+        ),
         ("<noscript><a href=/plain></a></noscript>", ["/plain"]),
         ("<template><a href=/inert></a></template>", []),
         ("<!-- <a href=/comment> --><script>'<a href=/script>'</script><textarea><a href=/t></textarea>", []),
@@ -339,7 +345,16 @@ def test_long_page_of_ordinary_depth_is_read_as_it_is() -> None:
 
 TAGS = st.sampled_from(
     (
-        *("<a href=", "<a\x00href='x", "<base href=/b>", "<base href='", "<title>", "</title>", "<link rel=next href="),
+        *(
+            "<a href=",
+            "<a xlink:href=",
+            "<a\x00href='x",
+            "<base href=/b>",
+            "<base href='",
+            "<title>",
+            "</title>",
+            "<link rel=next href=",
+        ),
         *("<meta http-equiv=refresh content='0;url=", "<meta name=robots content=", "<iframe src=", "<svg>", "</svg>"),
         *("<template>", "<table>", "</p>", "<frameset>", "<select>", "<math>", "<mi>", "<plaintext>", "<!--", "-->"),
         *("<![CDATA[", "]]>", "&amp;", "&#0;", "&#xd800;", ">", "'", '"', "/", " ", "\ufeff"),

@@ -98,6 +98,12 @@ def test_entry_that_holds_no_item_is_refused(stored: bytes) -> None:
         Item.read({b"item": stored})
 
 
+def test_an_item_carries_a_trace_and_what_a_newer_version_adds_is_passed_over() -> None:
+    assert Item.read({b"item": b'["Book",{},2]'}).trace == ""
+    newer = Item.read({b"item": b'["Book",{"title":"a"},2,"0af7","more",[]]'})
+    assert (newer.trace, newer.depth, newer.raw) == ("0af7", 2, b'{"title":"a"}')
+
+
 class Plain:
     pass
 

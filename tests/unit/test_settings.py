@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.settings import (
     CLASSES,
+    SLOTS_AUTO,
     Given,
     SettingClass,
     Settings,
+    SlotLimits,
     check_name,
     compile_pattern,
     field_of,
@@ -53,6 +55,8 @@ SOME: dict[str, list[Any]] = {
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "contact": [None, "books@example.org", "https://example.org/bot"],
     "handler": [None, "shop:page"],
+    "processes": [None, 1, 7],
+    "concurrency": [SLOTS_AUTO, SlotLimits(9, 9), SlotLimits(1, 500)],
     "metrics_host": ["127.0.0.1", "::"],
 }
 """Values to try where a number will not do."""
@@ -150,11 +154,14 @@ def test_none_means_not_given() -> None:
         ({"shards": 257}, "shards=257 will not do: the most is 256"),
         ({"frontier_max": 1 << 53}, "frontier_max=9007199254740992 will not do: the most is 9007199254740991"),
         ({"concurrency": 99_999}, "concurrency=99999 will not do: the most is 10000"),
+        ({"concurrency": SlotLimits(0, 9)}, "concurrency=0-9 will not do: the least is 1"),
+        ({"concurrency": SlotLimits(9, 8)}, "concurrency=9-8 will not do: the least comes first, as in 8-128"),
+        ({"processes": 0}, "processes=0 will not do: the least is 1"),
         ({"depth_max": -1}, "depth_max=-1 will not do: the least is 0"),
         ({"pages_max": 0}, "pages_max=0 will not do: the least is 1"),
         ({"lease_ms": 10}, "lease_ms=10 will not do: the least is 1000"),
         ({"scope": "planet"}, "scope"),
-        ({"concurrency": "many"}, "concurrency"),
+        ({"concurrency": "many"}, "concurrency: 'many' is not a number of slots"),
         ({"no_such_setting": 1}, "there is no setting 'no_such_setting'; the nearest is"),
         ({"max_pages": 1}, "there is no setting 'max_pages'; the nearest is 'pages_max'"),
         ({"allow": ("(",)}, "allow '(' is not a regular expression"),
@@ -187,7 +194,7 @@ def test_wrong_value_is_refused_in_one_line_that_names_it(values: dict[str, Any]
         ("deny", ("*",), "crawl.toml", "crawl.toml: deny '*' is not a regular expression: nothing to repeat"),
         ("allow", ("(",), "--allow", "--allow '(' is not a regular expression: missing )"),
         ("user_agent", " ", "STREAMCRAWL_USER_AGENT", "STREAMCRAWL_USER_AGENT must be one line that is not empty"),
-        ("concurrency", "many", "--concurrency", "--concurrency 'many' will not do: expected `int`, got `str`"),
+        ("concurrency", "many", "--concurrency", "--concurrency: 'many' is not a number of slots; write 64, the least"),
     ],
 )
 def test_wrong_value_is_called_as_it_was_written(field: str, value: Any, source: str, message: str) -> None:
@@ -268,7 +275,7 @@ def test_classes_that_others_rely_on() -> None:
     )
     assert fields_of(SettingClass.LOCAL) == (
         *("processes", "concurrency", "headers", "auth", "proxies", "nameservers", "grace_ms"),
-        *("metrics_port", "metrics_host"),
+        *("metrics_port", "metrics_host", "traces"),
     )
     assert {"delay_ms", "deny", "pages_max", "sink_waiting_max"} <= {*fields_of(SettingClass.TUNABLE)}
     assert {"lease_ms", "handler"} <= {*fields_of(SettingClass.RESTING)}

@@ -14,8 +14,10 @@ from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.settings import (
     CLASSES,
     CONFIG_MAX_BYTES,
+    SLOTS_AUTO,
     Given,
     Settings,
+    SlotLimits,
     gather,
     key_of,
     make_settings,
@@ -48,6 +50,8 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "user_agent": ("a/1", "b/1", "c/1"),
     "contact": ("a@a.test", "https://b.test/", "c@c.test"),
     "handler": ("a:page", "b:page", "c:page"),
+    "processes": (None, 3, 4),
+    "concurrency": (SlotLimits(5, 5), SlotLimits(3, 70), SLOTS_AUTO),
     "metrics_host": ("127.0.0.2", "0.0.0.0", "::"),
     "memory_max_bytes": (10_000_000, 20_000_000, 1 << 30),
     "sink_max_bytes": (10_000_000, 20_000_000, 1 << 30),
@@ -280,7 +284,12 @@ def test_robots_switch_in_the_environment(text: str, expected: bool) -> None:
     ("variable", "text", "message"),
     [
         ("STREAMCRAWL_TIMEOUT", "soon", "STREAMCRAWL_TIMEOUT: 'soon' is not a duration"),
-        ("STREAMCRAWL_PROCESSES", "many", "STREAMCRAWL_PROCESSES: 'many' is not a whole number"),
+        ("STREAMCRAWL_PROCESSES", "many", "STREAMCRAWL_PROCESSES: 'many' is not a whole number, or auto"),
+        (
+            "STREAMCRAWL_CONCURRENCY",
+            "8-",
+            "STREAMCRAWL_CONCURRENCY: '8-' is not a number of slots; write 64, the least",
+        ),
         ("STREAMCRAWL_OBEY_ROBOTS", "flase", "STREAMCRAWL_OBEY_ROBOTS: 'flase' is neither yes nor no"),
     ],
 )
@@ -328,7 +337,7 @@ def test_environment_is_read_only_when_nothing_was_gathered(monkeypatch: pytest.
     monkeypatch.setenv("STREAMCRAWL_DELAY", "250ms")
     monkeypatch.setenv("STREAMCRAWL_CONCURRENCY", "7")
     settings = make_settings(name="books", concurrency=9)
-    assert (settings.delay_ms, settings.concurrency) == (250, 9)
+    assert (settings.delay_ms, settings.concurrency) == (250, SlotLimits(9, 9))
     assert make_settings("books", {}) == DEFAULTS
     assert make_settings("books", {"delay_ms": Given(3, "--delay"), "pages_max": 4}, pages_max=5) == Settings(
         name="books", delay_ms=3, pages_max=5

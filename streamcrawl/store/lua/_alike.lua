@@ -1,11 +1,11 @@
 -- fragment _alike.lua: does a host yield nothing but near-identical pages? Then it is demoted. Needs _state and _hosts.
 --
--- Workers send a sketch of one page in 16 (rules/alike.py): 9 characters, the first a digit, how many of the others may
+-- Workers send a sketch of one page in 32 (rules/alike.py): 9 characters, the first a digit, how many of the others may
 -- differ in a page that is nearly the same. Of a host is kept, each not at all while it is 0 or '':
 --   said     its last 7 different sketches, the newest first. 63 characters: with one value of more than 64 Redis would
 --            keep the hash of the host as a table of several times the size
---   alike    the share of pages near one of these, in thousandths; a sixteenth of the way at each, so that nine in ten
---            takes 38 in a row
+--   alike    the share of pages near one of these, in thousandths; a tenth of the way at each, so that nine in ten takes
+--            23 in a row
 --   demoted  times its delay that it is left alone while other hosts wait (`demotion_of` in _hosts.lua): from
 --            nine in ten on doubled by each page that is near another, up to the crawl's bound, and halved by each one
 --            that is not
@@ -38,10 +38,10 @@ local function said(h, sketch, is_again)
   if is_again and is_one_of_them then return end
   h.said = table.concat(kept)
   if is_one_of_them then
-    h.alike = h.alike + math.floor((1000 - h.alike) / 16)
+    h.alike = h.alike + math.floor((1000 - h.alike) / 10)
     if h.alike >= ALIKE_MANY then h.demoted = math.min(math.max(2 * h.demoted, 2), DEMOTION_MAX) end
   else
-    h.alike = math.floor(h.alike * 15 / 16)
+    h.alike = math.floor(h.alike * 9 / 10)
     h.demoted = h.demoted > 3 and math.floor(h.demoted / 2) or 0
   end
 end

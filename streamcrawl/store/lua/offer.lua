@@ -10,7 +10,8 @@
 -- ARGV[4] waits  str      '1' for links of a sitemap, which can be had again: they wait (FULL) while half of the
 --                         frontier's bound is queued, so that what pages link to still finds room
 --
--- Returns {'OK', new}       `new` of them were not known before and are queued
+-- Returns {'OK', new, level} `new` of them were not known before and are queued; of seeds `level` says how near the bounds
+--                            are, in thousandths of the nearer one (rules/pacing.py); 0 of others
 --         {'LEASE_LOST'}    the fence entry is no longer pending
 --         {'FULL', queued}  for seeds and sitemaps: the frontier is at its bound, nothing was written
 --         {'WAIT', seeds}   for seeds: so many of them are not ended yet, over the mark; nothing was written
@@ -25,7 +26,7 @@
 -- include _hosts
 -- include _seen
 -- include _links
-local whose = ARGV[2]
+local whose, level = ARGV[2], 0
 if whose == 'seeds' then
   local had = call('HMGET', P .. 'totals', 'page.queued', 'page.streamed', 'page.delayed', 'seed.created', 'seed.ended')
   for i = 1, #had do had[i] = tonumber(had[i]) or 0 end
@@ -33,6 +34,8 @@ if whose == 'seeds' then
   local queued, seeds = had[1], math.min(had[4] - had[5], had[1] + had[2] + had[3])
   if S.frontier_max and queued >= tonumber(S.frontier_max) then return {'FULL', queued} end
   if S.seeds_max and seeds >= tonumber(S.seeds_max) then return {'WAIT', seeds} end
+  level = math.floor(math.max(1000 * queued / (tonumber(S.frontier_max) or math.huge),
+    1000 * seeds / (tonumber(S.seeds_max) or math.huge)))
 elseif whose ~= 'links' then
   -- By pcall: without its stream or group (flushed) nothing is pending either, and the error has no length.
   if #redis.pcall('XPENDING', STREAM, 'workers', whose, whose, 1) == 0 then return {'LEASE_LOST'} end
@@ -54,4 +57,4 @@ settle()
 if whose ~= 'seeds' then stop_when_full() end
 flush_seen()
 flush_counts()
-return {'OK', new}
+return {'OK', new, level}

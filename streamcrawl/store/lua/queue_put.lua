@@ -7,10 +7,12 @@
 -- ARGV[3] turn    int   of this call; a member makes one after another
 -- ARGV[4] known   int   so many of its items it knows to be accepted
 -- ARGV[5] mode    str   '' | 'again': accepted before, and forgotten by the store: neither full nor closed refuses them
+--                          | 'inside': who puts them has an item of this queue out, and would wait for itself: full does not
 -- ARGV[6..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
--- Returns {'OK', accepted, left, last}  the first so many; fewer than given: it is full. `last`: of this member in all
+-- Returns {'OK', accepted, left, last, level}  the first so many; fewer than given: it is full. `last`: of this member in
+--                                 all; `level`: how full it is by now, in thousandths of `maxsize`, 0 without one
 --         {'CLOSED'}              nothing was written
 --         {'FORGOT', last}        the store lost what followed number `last`; nothing was written
 --         {'INVALID', which}      not written by us; nothing was written
@@ -20,12 +22,16 @@
 -- queue_reclaim.lua). It says the same, also when there is room by then: the rest goes on as another turn, whose items
 -- need not be these, so a call that the server reads late must write none of them.
 -- include _queue
-local turn = tonumber(ARGV[3])
+local turn, MOST = tonumber(ARGV[3]), tonumber(S.maxsize)
+local function level(room)
+  if MOST == 0 then return 0 end
+  return math.floor(1000 * (room < math.huge and MOST - room or size()) / MOST)
+end
 local stored = call('HGET', P .. 'puts', ARGV[2]) or ''
 local last = tonumber(string.match(stored, '^%d+')) or 0
 local last_turn, answered = string.match(stored, '^%d+ (%d+) (%d+) ')
 -- An older one was given up: nobody reads this answer.
-if last_turn and tonumber(last_turn) >= turn then return {'OK', tonumber(answered), unsettled(), last} end
+if last_turn and tonumber(last_turn) >= turn then return {'OK', tonumber(answered), unsettled(), last, level(math.huge)} end
 if last < tonumber(ARGV[4]) then return {'FORGOT', last} end
 local items, ids = {}, 0
 for n = 6, #ARGV do
@@ -34,9 +40,9 @@ for n = 6, #ARGV do
   items[#items + 1] = {level, tonumber(delay_ms), string.sub(ARGV[n], head + 1, head + id_size), head + id_size + 1, n}
   if id_size ~= '0' then ids = ids + 1 end
 end
-if is_closed and ARGV[5] == '' and #items > 0 then return {'CLOSED'} end
+if is_closed and ARGV[5] ~= 'again' and #items > 0 then return {'CLOSED'} end
 local room, accepted = math.huge, 0
-if ARGV[5] == '' and tonumber(S.maxsize) > 0 then room = tonumber(S.maxsize) - size() end
+if ARGV[5] == '' and MOST > 0 then room = MOST - size() end
 local cutoff, known = now - tonumber(S.dedup_ms), P .. 'ids'
 for i = 1, #items do
   if room <= 0 then break end
@@ -66,4 +72,4 @@ if ids > 0 then
   if over > 0 then call('ZREMRANGEBYRANK', known, 0, math.min(over, 2 * ids) - 1) end
 end
 flush_counts()
-return {'OK', accepted, unsettled(), last + accepted}
+return {'OK', accepted, unsettled(), last + accepted, level(room)}

@@ -27,7 +27,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from streamcrawl.errors import ConfigError
-from streamcrawl.settings import SlotLimits, check_name, of_program
+from streamcrawl.settings import SlotLimits, check_name, of_program, parse_duration_ms
 from streamcrawl.store.frontier import check_stage
 from streamcrawl.work.program import PAGE, Program, Stage, Taken, annotation_of, check_handler
 from streamcrawl.work.program import Resource as HeldResource
@@ -41,6 +41,8 @@ T = TypeVar("T")
 BATCH_MAX: Final = 1000
 """More items in one call are lost to one error, and held by one process."""
 CONCURRENCY_MAX: Final = 10_000
+RETAIN_MAX_MS: Final = 365 * 86_400_000
+"""What is kept for longer is an archive, and belongs in an output."""
 
 
 class Resource(Generic[T]):
@@ -94,6 +96,7 @@ class Crawl:
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
+        retain: str | float | None = None,
     ) -> Callable[[F], F]: ...
     def page(
         self,
@@ -105,6 +108,7 @@ class Crawl:
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
+        retain: str | float | None = None,
     ) -> F | Callable[[F], F]:
         """Give a function the pages: those of requests with this label; without one, all that have no label.
 
@@ -115,7 +119,10 @@ class Crawl:
             own_stage: Not with the fetch but as stage `parse`, or `parse_<label>`, scaled by itself: for a function
                 that costs more than the fetch. Bodies wait in Redis, compressed, under the mark of that stage.
             concurrency, timeout_s, attempts, version: Of that stage, as for any other.
+            retain: As for a stage.
         """
+
+        retain_ms = _retain_ms(retain)
 
         def declare(function: F) -> F:
             check_handler(function, "the response")
@@ -134,10 +141,13 @@ class Crawl:
                         timeout_ms=_timeout_ms(timeout_s),
                         attempts=_attempts(attempts),
                         version=str(version),
+                        retain_ms=retain_ms,
                     )
                 )
             else:
                 self.program.pages[label] = function
+                if retain_ms:
+                    self.program.retained_pages[label] = retain_ms
             return function
 
         return declare if function is None else declare(function)
@@ -154,6 +164,7 @@ class Crawl:
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
+        retain: str | float | None = None,
     ) -> Callable[[F], F]: ...
     def stage(
         self,
@@ -165,6 +176,7 @@ class Crawl:
         timeout_s: float | None = None,
         attempts: int | None = None,
         version: str | int = "",
+        retain: str | float | None = None,
     ) -> F | Callable[[F], F]:
         """Give a function the items of its source, one at a time; what it returns or yields goes on.
 
@@ -177,6 +189,8 @@ class Crawl:
             timeout_s: Longest time of one call; by default `--handler-timeout` of the crawl.
             attempts: Calls until an item is a dead letter; by default those of the crawl.
             version: Another version has a stream of its own: workers of both run side by side during a deploy.
+            retain: How long what it gives is kept beside the streams, `"24h"` or seconds: `streamcrawl replay` sends it
+                again, or to a stage that was added later. Nothing waits for it; it is bounded by bytes too (`log_max`).
         """
 
         def declare(function: F) -> F:
@@ -190,6 +204,7 @@ class Crawl:
                     timeout_ms=_timeout_ms(timeout_s),
                     attempts=_attempts(attempts),
                     version=str(version),
+                    retain_ms=_retain_ms(retain),
                 )
             )
             return function
@@ -303,6 +318,15 @@ def _within(what: str, value: int, most: int) -> int:
     if not 1 <= value <= most:
         raise ConfigError(f"{what} {value} will not do: 1 to {most}")
     return value
+
+
+def _retain_ms(retain: str | float | None) -> int:
+    if retain is None:
+        return 0
+    retain_ms = parse_duration_ms(str(retain))
+    if not 1000 <= retain_ms <= RETAIN_MAX_MS:
+        raise ConfigError(f"retain={retain!r} will not do: 1s to 365d")
+    return retain_ms
 
 
 def _slots(concurrency: int | tuple[int, int]) -> SlotLimits:

@@ -30,6 +30,7 @@ CONFIG_MAX_BYTES: Final = 1_000_000
 
 ScopeKind = Literal["host", "domain", "prefix", "any"]
 CookieKind = Literal["off", "host", "crawl"]
+PolitenessKind = Literal["host", "domain"]
 
 # Fifteen digits: more overflow a float, and no crawl lasts 30,000 years.
 _DURATION = re.compile(r"^\s*(\d{1,15}(?:\.\d{1,15})?)\s*(ms|s|m|h|d|w)?\s*$")
@@ -75,6 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     for the lists in rules/urls.py, the second also for session ids in the path."""
     sort_query: bool = False
     """Query parameters in the order of their names: for sites that write the same ones in different orders."""
+    politeness_by: PolitenessKind = "host"
+    """What `delay`, `host_concurrency`, Retry-After and back-off are of: each host key by itself, or all hosts of a
+    registrable domain together, whatever their schemes and ports."""
 
     # -- what belongs to the crawl
     scope: ScopeKind = "host"
@@ -189,6 +193,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     crashes_max: int = 3
     """Crashes of a worker with the task in hand and no other, after which the task is dead."""
     handler_timeout_ms: int = 600_000
+    keep_bodies_ms: int | None = None
+    """Of a program whose page handler is a stage of its own: how long fetched pages are kept, with their bodies, to be
+    parsed again by `replay` without a fetch."""
 
     # -- workers
     processes: int | None = 1
@@ -235,6 +242,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     less than two batches, or two rounds of its live slots."""
     stage_max_bytes: int = 64_000_000
     """The same by the length of all items in the stream."""
+    log_max_bytes: int | None = None
+    """Of each retained log: beyond it the oldest entries go before their time. None: all logs together have a quarter
+    of the memory that the crawl may use."""
 
     @property
     def agent_header(self) -> str:
@@ -274,6 +284,10 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "shards": (_IDENTITY, "it decides in which shard each host's tasks and fingerprints lie"),
     "drop_params": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
     "sort_query": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
+    "politeness_by": (
+        _IDENTITY,
+        "it decides of what the store keeps delays, caps and what is under way: these cannot change at one moment",
+    ),
     "scope": (
         _TUNABLE,
         "tested when a link is found; a link that was out is not marked seen, so a wider scope finds it",
@@ -334,6 +348,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "host_give_up_idle_ms": (_TUNABLE, "every search for hosts to give up brings it along"),
     "crashes_max": (_TUNABLE, "read whenever an entry is taken back"),
     "handler_timeout_ms": (_TUNABLE, "applied to the next page"),
+    "keep_bodies_ms": (_TUNABLE, "asked at every commit; shorter or none, what is too old then is removed"),
     "processes": (_LOCAL, "as many as this machine has cores for"),
     "concurrency": (_LOCAL, "as many as this machine has memory and descriptors for"),
     "lease_ms": (_RESTING, "workers of different leases would take entries from each other that are not abandoned"),
@@ -358,6 +373,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "rotate_every_ms": (_IDENTITY, "as the size is: the two together decide what the files are called"),
     "stage_waiting_max": (_TUNABLE, "compared at every commit"),
     "stage_max_bytes": (_TUNABLE, "compared at every commit"),
+    "log_max_bytes": (_TUNABLE, "compared at every commit"),
 }
 """The class of every setting, and why: what it would break, or where a new value takes hold. `name` has none."""
 
@@ -507,6 +523,7 @@ def _kind(field: str) -> _Kind:
         bool: "switch",
         ScopeKind: "choice",
         CookieKind: "choice",
+        PolitenessKind: "choice",
     }
     if held == tuple[str, ...]:
         return "lines" if field in ("headers", "auth") else "list"
@@ -820,7 +837,7 @@ _AT_LEAST: Final[dict[str, int]] = {
     "processes": 1, "concurrency": 1, "lease_ms": 1000, "grace_ms": 0,
     "frontier_max": 1, "seeds_waiting_max": 1, "memory_max_bytes": 8_000_000, "sink_waiting_max": 100,
     "sink_max_bytes": 1_000_000, "rotate_size_bytes": 1000, "rotate_every_ms": 1000,
-    "stage_waiting_max": 1, "stage_max_bytes": 1,
+    "stage_waiting_max": 1, "stage_max_bytes": 1, "log_max_bytes": 1, "keep_bodies_ms": 1000,
 }  # fmt: skip
 
 

@@ -347,6 +347,40 @@ async def enter(response: Response) -> dict[str, str]:
     return {"url": response.url, "door": door.value}
 
 
+# -- what a stage gave is kept, with the pages that it was made of; a sink comes later
+
+
+def retaining(*, has_late: bool) -> Crawl:
+    """Return the crawl with or without its second sink."""
+    crawl = Crawl("retaining", delay="0", obey_robots="no", keep_bodies="1h", stage_waiting_max=20)
+
+    @crawl.page(own_stage=True, retain="1h", concurrency=4)
+    def parse(response: Response) -> Iterator[Request | Found]:
+        """Note it, and do as `find`."""
+        note("parsed", response.url)
+        yield from find(response)
+
+    @crawl.sink(batch=10, linger_s=0.05)
+    async def early(batch: list[Found]) -> None:
+        """Note them."""
+        for found in batch:
+            note("early", found.url)
+
+    if has_late:
+
+        @crawl.sink(batch=5, linger_s=0.05)
+        async def late(batch: list[Found]) -> None:
+            """Note them, slowly where it is asked for."""
+            await asyncio.sleep(NAP_S)
+            for found in batch:
+                note("late", found.url)
+
+    return crawl
+
+
+without_late, with_late = retaining(has_late=False), retaining(has_late=True)
+
+
 # -- what is followed by traces: a secret in a link, a retry, a span of its own, batches
 
 traced = Crawl("traced", delay="0", obey_robots="no", retry_base="10ms", depth_max=1)

@@ -35,8 +35,9 @@ _COMMANDS: Final = {
     "settings": ("streamcrawl.cli.settings", "Show the settings of a crawl, or change them while it runs."),
     "explain": ("streamcrawl.cli.explain", "Say what a crawl knows of a URL, and why it is or is not fetched."),
     "dead": ("streamcrawl.cli.dead", "Dead letters: list, show, send again, remove."),
+    "replay": ("streamcrawl.cli.replay", "Send what a log has kept through a stage again, or to a new one."),
     "pending": ("streamcrawl.cli.pending", "What workers have in hand: list, show, take back."),
-    "queue": ("streamcrawl.cli.queue", "What waits to be fetched: list, remove."),
+    "queue": ("streamcrawl.cli.queue", "What waits to be fetched, or for a stage: list, remove."),
     "host": ("streamcrawl.cli.host", "Hosts: list, show, set delay and cap, block, unblock."),
 }
 """Command -> where it is (`module`, whose `command` it is, or `module:attribute`), and its line in the help."""

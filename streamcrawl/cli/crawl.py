@@ -208,6 +208,17 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     f"NAME.jsonl. [{ENVIRONMENT_PREFIX}OUTPUT]",
 )
 @_option(
+    "--keep-bodies",
+    "keep_bodies_ms",
+    type=Duration(),
+    metavar="TIME",
+    group=OUTPUT,
+    setting="keep_bodies_ms",
+    help="Of a program that parses pages in a stage of its own: keep them, with their bodies, for so long, so that "
+    "`replay --stage parse` runs a better parser over them without a fetch. See `log_max` for how many bytes. "
+    "Default: not at all.",
+)
+@_option(
     "--rotate-size",
     "rotate_size_bytes",
     type=Size(),
@@ -252,6 +263,14 @@ def _option(*names: str, group: str, **kwargs: Any) -> Callable[[Any], Any]:
     setting="delay_ms",
     help="Least pause of each host between the end of one fetch and the start of the next. Default: 1s; a longer "
     "Crawl-delay in robots.txt wins, and so does what the host bears: see --delay-factor.",
+)
+@_option(
+    "--politeness-by",
+    type=click.Choice(["host", "domain"]),
+    group=MANNERS,
+    setting="politeness_by",
+    help="What is asked at this pace: each scheme, host and port by itself (host, the default), or all hosts of a "
+    "registered domain together (domain), one after another. Fixed when the crawl is created.",
 )
 @_option(
     "--delay-factor",

@@ -22,6 +22,7 @@ from streamcrawl.cli import contact
 from streamcrawl.cli.opening import (
     SEEDS_FOR_SCOPE_MAX,
     check_databases,
+    check_keep_bodies,
     check_memory,
     check_outputs,
     check_program,
@@ -134,6 +135,7 @@ def crawl(options: CrawlOptions) -> ExitCode:
 
 def _crawl(options: CrawlOptions, program: Program | None, nursery: AbstractContextManager[None]) -> ExitCode:
     _check(options)
+    check_keep_bodies(options.settings, program)
     run = _Crawl(options, program)
     try:
         with nursery:

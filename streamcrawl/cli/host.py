@@ -51,7 +51,10 @@ def show(place: Place, host: str) -> int:
     help="Forget that it failed, refused, was given up or demoted; for its dead letters: `dead replay`.",
 )
 def set_(place: Place, **options: Any) -> int:
-    """Say how the crawl NAME treats a host, from the next dispatch on."""
+    """Say how the crawl NAME treats a host, from the next dispatch on.
+
+    Where its politeness is by domain, what is said of a host holds for all of its registered domain.
+    """
     from streamcrawl.cli.operators import set_host
 
     return set_host(place, **options)

@@ -144,6 +144,18 @@ def check_program(name: str, stored: Stored, *, is_program: bool) -> None:
         raise ConfigError(f"crawl {name!r} was begun without a program: give another --name, or --fresh to delete it")
 
 
+def check_keep_bodies(settings: Mapping[str, Given], program: Program | None) -> None:
+    """Raise ConfigError when pages are to be kept that nothing could parse again."""
+    one = settings.get("keep_bodies_ms")
+    if one is None or one.value is None or (program is not None and any(stage.is_page for stage in program.stages)):
+        return
+    raise ConfigError(
+        f"{one.source}: fetched pages are kept for a stage that parses them, and "
+        + ("this program has none: " if program is not None else "a crawl without a program has none: ")
+        + "declare one with @crawl.page(own_stage=True), or leave it out"
+    )
+
+
 async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> None:
     """Tell a crawl of the stages of a program; those it has already stay.
 
@@ -151,11 +163,13 @@ async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> 
         ConfigError: items wait for a stage that the program has no more, in no version, so nobody would read them.
     """
     lines = [stage.line for stage in program.stages]
+    logs = program.logs()
     names = {stage.name for stage in program.stages}
     is_changed = False
     for frontier in crawl:
         known = await frontier.flow([], b"{}")
-        is_changed = is_changed or (bool(known) and not set(lines) <= set(known))
+        is_new = not set(lines) <= set(known) or not logs.keys() <= await frontier.logs()
+        is_changed = is_changed or (bool(known) and is_new)
         for line in known:
             if line.partition("@")[0] in names:
                 continue
@@ -163,11 +177,12 @@ async def tell_flow(crawl: Shards, program: Program, outputs: Sequence[str]) -> 
             if waiting:
                 raise ConfigError(
                     f"{waiting} items are left for stage {line!r}, which this program does not have: run the program "
-                    f"that has it until they are done (streamcrawl worker MODULE:ATTRIBUTE --stage {line}), or --fresh"
+                    f"that has it until they are done (streamcrawl worker MODULE:ATTRIBUTE --stage {line}), or drop "
+                    f"them: streamcrawl queue drop {frontier.keys.crawl} --stage {line}"
                 )
     flow = program.flow(outputs)
     for frontier in crawl:
-        await frontier.flow(lines, flow)
+        await frontier.flow(lines, flow, logs)
     if is_changed:
         # A crawl that is under way has pages to lose: a server that forgot the new stages would take nothing for them,
         # and what brings them would be buried as malformed. A new crawl is lost whole, or with its first pages.

@@ -1,4 +1,4 @@
-"""What `dead`, `pending`, `queue`, `host` and `explain` do: open the crawl, do one thing of ops/, say what came of it.
+"""What `dead`, `replay`, `pending`, `queue`, `host` and `explain` do: open a crawl, do one thing, say what came of it.
 
 Results go to standard output, progress and advice to standard error. With `--json` a list is one object a line, and
 everything else one object.
@@ -6,6 +6,7 @@ everything else one object.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from streamcrawl.cli.bar import Bar
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import existing_store, start_command
 from streamcrawl.errors import ConfigError, ExitCode
-from streamcrawl.ops import letters, pending, queues
+from streamcrawl.ops import letters, pending, queues, replays
 from streamcrawl.ops.explain import explain, explanation_lines
 from streamcrawl.ops.hosts import (
     add_dead,
@@ -30,7 +31,7 @@ from streamcrawl.ops.hosts import (
     largest_hosts,
     list_hosts,
 )
-from streamcrawl.ops.status import counted
+from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.ops.words import moment, parse_moment_ms
 from streamcrawl.settings import parse_duration_ms
 from streamcrawl.store.connection import mapped_errors, server_ms
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
     from streamcrawl.cli.groups import Place
     from streamcrawl.ops.letters import Letter, Tally, Where
+    from streamcrawl.ops.replays import Count, Replay
+    from streamcrawl.ops.status import LogStatus
     from streamcrawl.store.shards import Shards
 
 _LISTED: int = 50
@@ -233,6 +236,9 @@ _REPLAYED = {
     "FOUND": "would be sent again",
 }
 _PURGED = {"PURGED": "removed for good", "GONE": "gone already", "FOUND": "would be removed"}
+_DROPPED = {"DROPPED": "dropped", "FOUND": "would be dropped"}
+_LOOK_S = 0.3
+"""Between two looks at how far a replay is."""
 _TAKEN_BACK = {
     "BACK": "taken back, at the head of their queues",
     "GONE": "ended meanwhile",
@@ -260,6 +266,141 @@ async def _say_who_works(place: Place, crawl: Shards) -> None:
     if any(is_alive for _, is_alive in rows.values()):
         return
     _note(f"no worker is alive; to have them fetched: {start_command(place.name, place.redis_url, place.options)}")
+
+
+# -- retained logs
+
+
+def replay_log(
+    place: Place,
+    *,
+    stage: str | None,
+    log: str,
+    first: str | None,
+    last: str | None,
+    is_missing: bool,
+    where: tuple[str, ...],
+    is_dry: bool,
+    is_detached: bool,
+    cancel: str | None,
+) -> ExitCode:
+    """Begin a replay and wait for it, only count, or end one."""
+    if cancel is not None:
+        if stage is not None:
+            raise ConfigError("--cancel ends a replay that is under way: leave --stage out")
+        return _run(place, lambda crawl: _cancel_replay(place, crawl, cancel))
+    if stage is None:
+        raise ConfigError("say where to: --stage STAGE (`streamcrawl status` lists them)")
+    if first is None and not is_missing:
+        raise ConfigError("say from when: --from start, --from 2h or a time; or --missing for what it never got")
+
+    async def work(crawl: Shards) -> ExitCode:
+        with mapped_errors():
+            now_ms = server_ms(await crawl.client.time())
+        asked = replays.Asked(
+            stage,
+            log,
+            None if first in (None, "start") else parse_moment_ms("--from", first, now_ms),
+            None if last is None else parse_moment_ms("--to", last, now_ms),
+            is_missing,
+            where,
+        )
+        plans = await replays.plans_of(crawl, asked)
+        if is_dry:
+            with Bar("replay", sum(one.entries for one in await _logs_of(crawl, plans))) as bar:
+                tally = await replays.count(crawl, plans, bar.watch)
+            _say(place, tally, {"FOUND": "would be sent again"}, "entry", is_stopped=bar.is_stopped)
+            return ExitCode.STOPPED if bar.is_stopped else ExitCode.DONE
+        if not await replays.is_any(crawl, plans):
+            if is_missing:
+                _write_result(place, plans, replays.Count(0, 0), "nothing is missing", has_ended=True)
+                return ExitCode.DONE
+            raise ConfigError(
+                "nothing of it was written in that time: `streamcrawl status` says how old the oldest entry is"
+            )
+        await replays.begin(crawl, plans)
+        return await _await_replay(place, crawl, plans, is_detached=is_detached)
+
+    return _run(place, work)
+
+
+async def _logs_of(crawl: Shards, plans: Sequence[Replay]) -> list[LogStatus]:
+    names = {plan.log for plan in plans}
+    return [log for log in (await read_status(crawl.client, crawl.first.keys.crawl)).logs if log.name in names]
+
+
+async def _await_replay(place: Place, crawl: Shards, plans: Sequence[Replay], *, is_detached: bool) -> ExitCode:
+    entries = sum(one.entries for one in await _logs_of(crawl, plans))
+    what = f"{', '.join(one.log for one in plans)} into {plans[0].target}"
+    ids = ", ".join(one.id for one in plans)
+    _note(f"replay {ids}: log {what}, {number(entries)} entries in it; the workers do it, with or without this command")
+    is_told = False
+    with Bar("replay", entries) as bar:
+        while True:
+            has_ended, count = await replays.progress(crawl, plans)
+            tally = letters.Tally(count.looked)
+            tally.words["SENT"] += count.found
+            is_going_on = bar.watch(tally) and not is_detached
+            if has_ended or not is_going_on:
+                break
+            status = await read_status(crawl.client, place.name)
+            if not status.is_alive:
+                break
+            target = next(one for one in status.stages if one.stage == plans[0].target)
+            if target.is_unread and not is_told:
+                is_told = True
+                _note(f"no worker reads {target.stage}: streamcrawl worker MODULE:ATTRIBUTE --stage {target.stage}")
+            await asyncio.sleep(_LOOK_S)
+    phrase = "sent" if has_ended else "sent so far"
+    _write_result(place, plans, count, phrase, has_ended=has_ended)
+    if has_ended:
+        return ExitCode.DONE
+    if bar.is_stopped:
+        _note(f"the workers go on with it; streamcrawl replay {place.name} --cancel {plans[0].id} ends it")
+        return ExitCode.STOPPED
+    await _say_who_works(place, crawl)
+    return ExitCode.DONE
+
+
+def _write_result(place: Place, plans: Sequence[Replay], count: Count, phrase: str, *, has_ended: bool) -> None:
+    """Say how far a replay is."""
+    if place.is_json:
+        ids = [one.id for one in plans]
+        _json({"replays": ids, "looked": count.looked, "sent": count.found, "ended": has_ended})
+        return
+    write(f"{number(count.found)} of {number(count.looked)} looked at: {phrase}")
+
+
+async def _cancel_replay(place: Place, crawl: Shards, replay_id: str) -> ExitCode:
+    await replays.cancel(crawl, replay_id)
+    _json({"cancelled": replay_id}) if place.is_json else write(
+        f"replay {replay_id}: ended; what it has sent stays sent"
+    )
+    return ExitCode.DONE
+
+
+def drop_stage(place: Place, *, stage: str, is_forced: bool, is_dry: bool) -> ExitCode:
+    """Drop what nobody is to read."""
+
+    async def work(crawl: Shards) -> ExitCode:
+        found = replays.stage_to_drop(await read_status(crawl.client, place.name), stage)
+        left = found.waiting + found.pending + found.delayed
+        tally = letters.Tally(left)
+        if is_dry:
+            tally.words["FOUND"] += left
+            _say(place, tally, _DROPPED, "item", is_stopped=False)
+            return ExitCode.DONE
+        if found.slots and not is_forced:
+            raise ConfigError(
+                f"workers read stage {found.stage} ({counted(found.slots, 'slot')}): stop them first, or --force drops "
+                "what they have in hand as well"
+            )
+        with Bar("drop", left) as bar:
+            tally = await replays.drop(crawl, found.stage, watch=bar.watch)
+        _say(place, tally, _DROPPED, "item", is_stopped=bar.is_stopped)
+        return ExitCode.STOPPED if bar.is_stopped else ExitCode.DONE
+
+    return _run(place, work)
 
 
 # -- what workers have in hand
@@ -477,7 +618,8 @@ async def _set_hosts(place: Place, crawl: Shards, text: str, values: Mapping[str
             _json(page.as_json())
         else:
             delay = f"delay {page.delay_ms / 1000:g} s, {page.cap} at a time"
-            write(f"{key}: {delay}; {page.standing()}")
+            whose = key if page.of_domain is None else f"{key} (delay and cap are of all hosts of {page.fields.domain})"
+            write(f"{whose}: {delay}; {page.standing()}")
     return ExitCode.DONE
 
 

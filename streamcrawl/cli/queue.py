@@ -1,4 +1,4 @@
-"""`streamcrawl queue`: look at what waits to be fetched, remove from it."""
+"""`streamcrawl queue`: look at what waits to be fetched, remove from it; drop what waits for a stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 @click.group("queue", context_settings=CONTEXT)
 def command() -> None:
-    """The queues of hosts: URLs that are known and wait to be fetched."""
+    """What waits: URLs in the queues of hosts, and items for a stage of a program."""
 
 
 def _chosen(function: F) -> F:
@@ -66,3 +66,18 @@ def purge(place: Place, **options: Any) -> int:
     from streamcrawl.cli.operators import purge_queues
 
     return purge_queues(place, **options)
+
+
+@subcommand(command, "drop")
+@option("--stage", required=True, metavar="STAGE", help="NAME, or NAME@VERSION where there are several.")
+@option("--force", "is_forced", is_flag=True, help="Although workers read it: what they have in hand is dropped too.")
+@dry_run_option()
+def drop(place: Place, **options: Any) -> int:
+    """Drop the items of a stage of the crawl NAME that no program has any more: waiting, in hand and delayed ones.
+
+    They count as dropped (removed), and what the full stage held back goes on. Its dead letters stay (`dead purge
+    --stage`). Stopped at any moment, the same command goes on with the rest. Exit code 3 when it was stopped.
+    """
+    from streamcrawl.cli.operators import drop_stage
+
+    return drop_stage(place, **options)

@@ -185,11 +185,13 @@ async def _states(crawl: Shards, *fields: str) -> list[list[str]]:
 async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
     """Compare what every shard must have alike; return the numbers of those that belong to the crawl."""
     keys = crawl.first.keys
+    names = ("epoch", "schema", "identity", "sinks", "version", "stages", "logs")
     for look in range(_LOOKS_MAX):
-        states = await _states(crawl, "epoch", "schema", "identity", "sinks", "version", "stages")
+        states = await _states(crawl, *names)
         for state in states:
             # Two versions of a program may have told theirs at the same time, to each shard in another order.
-            state[-1] = ",".join(sorted(state[-1].split(",")))
+            for n in (-2, -1):
+                state[n] = ",".join(sorted(one.partition("=")[0] for one in state[n].split(",")))
         # A change of settings, and the opening of a crawl, go from shard to shard.
         if all(state == states[0] for state in states):
             break
@@ -198,9 +200,7 @@ async def _check_states(crawl: Shards, report: AuditReport) -> list[int]:
     if states[0][0] != crawl.epoch:
         raise CrawlGone("this crawl was deleted or begun afresh by someone else while it was recounted")
     for number, state in enumerate(states):
-        for name, value, first in zip(
-            ("epoch", "schema", "identity", "sinks", "version", "stages"), state, states[0], strict=True
-        ):
+        for name, value, first in zip(names, state, states[0], strict=True):
             if value != first:
                 report.fault(f"shard {number}: {name} is {value or 'missing'}, that of the first shard is {first}")
     async with crawl.client.pipeline(transaction=True) as pipe:
@@ -271,6 +271,18 @@ class _HostRow(NamedTuple):
     in_demoted: int
 
 
+class _DomainRow(NamedTuple):
+    """The domain of one host, as audit.lua recounts it where politeness is by domain."""
+
+    host: str
+    domain: str
+    in_flight_of_host: int
+    in_flight: int
+    cap: int
+    is_scheduled: int
+    should_be: int
+
+
 class _Look(msgspec.Struct, frozen=True):
     """One answer of audit.lua."""
 
@@ -284,11 +296,14 @@ class _Look(msgspec.Struct, frozen=True):
     """Others that have entries, as far as the script read the stream."""
     entries: dict[str, int]
     """Entries of the fetch stream by line, as far as the script read it."""
+    domains: dict[str, _DomainRow]
+    """By host; empty where politeness is by host."""
 
     @classmethod
     def of(cls, answer: Sequence[Any]) -> _Look:
-        _, totals, streams, delayed, dead, of_host, stream_hosts, entries = answer
-        width = len(_HostRow._fields)
+        _, totals, streams, delayed, dead, of_host, stream_hosts, entries, of_domain = answer
+        width, wide = len(_HostRow._fields), len(_DomainRow._fields)
+        domains = (of_domain[i : i + wide] for i in range(0, len(of_domain), wide))
         return cls(
             totals={name.decode(): int(value) for name, value in _pairs(totals)},
             streams={
@@ -302,6 +317,10 @@ class _Look(msgspec.Struct, frozen=True):
             ],
             stream_hosts=[host.decode() for host in stream_hosts],
             entries={line.decode(): int(count) for line, count in _pairs(entries)},
+            domains={
+                host.decode(): _DomainRow(host.decode(), domain.decode(), *map(int, rest))
+                for host, domain, *rest in domains
+            },
         )
 
     @property
@@ -328,6 +347,8 @@ class _ShardAudit:
         self._known: set[str] = set()
         self._strays: set[str] = set()
         """Hosts that something names and that no host key was seen of."""
+        self._domains: set[str] = set()
+        """That were compared."""
         self._idle: list[str] = []
         """Hosts with tasks that nothing moves at the moment."""
         self._cap = 1
@@ -361,7 +382,7 @@ class _ShardAudit:
             self._last = look
             self._strays.update(look.stream_hosts)
             self._found += sum(row.queued_found for row in look.hosts)
-            await self._check_hosts(look.hosts)
+            await self._check_hosts(look.hosts, look.domains)
 
     async def end(self) -> None:
         await self._compare_sum()
@@ -373,7 +394,7 @@ class _ShardAudit:
         strays = sorted((self._strays | self._walk.hosts) - self._known)
         for start in range(0, len(strays), HOSTS_PER_CALL):
             async for look in self._looks(strays[start : start + HOSTS_PER_CALL]):
-                await self._check_hosts(look.hosts)
+                await self._check_hosts(look.hosts, look.domains)
         await self._check_idle()
         await self._check_groups()
         self._report.hosts += len(self._known)
@@ -416,7 +437,7 @@ class _ShardAudit:
             async for look in self._looks(hosts):
                 self._last = look
                 self._found += sum(row.queued_found for row in look.hosts)
-                await self._check_hosts([row for row in look.hosts if row.host in fresh])
+                await self._check_hosts([row for row in look.hosts if row.host in fresh], look.domains)
 
     def _check_totals(self, look: _Look) -> None:
         totals = look.totals
@@ -428,7 +449,7 @@ class _ShardAudit:
         followers = {
             name.removeprefix(f"{FETCH_STREAM}:").removeprefix("stream:"): name
             for name in look.streams
-            if name != FETCH_STREAM
+            if name != FETCH_STREAM and not name.startswith("log:")
         }
         stages = [line for line, name in followers.items() if name == stage_stream(line)]
         self._report.lines = [*Kind, *followers]
@@ -476,6 +497,14 @@ class _ShardAudit:
                 self._fault(f"{name}: counted {total(f'{line}.streamed')}, found {length} entries")
             if not length and total(f"{line}.bytes"):
                 self._fault(f"{name}: counted {total(f'{line}.bytes')} bytes, found no entry")
+        for name, (length, _) in look.streams.items():
+            if not name.startswith("log:"):
+                continue
+            kept = total(f"{name}.created") - total(f"{name}.expired") - total(f"{name}.trimmed")
+            if length != kept:
+                self._fault(f"{name}: counted {kept}, found {length} entries")
+            if not length and total(f"{name}.bytes"):
+                self._fault(f"{name}: counted {total(f'{name}.bytes')} bytes, found no entry")
         for state, found in (("delayed", look.delayed), ("dead", look.dead)):
             counted = sum(total(f"{line}.{state}") for line in (*Kind, *stages))
             if counted != found:
@@ -485,7 +514,9 @@ class _ShardAudit:
         value: Any = await self._client.hget(key, field)
         return int(value or 0)
 
-    async def _check_hosts(self, rows: Sequence[_HostRow]) -> None:
+    async def _check_hosts(self, rows: Sequence[_HostRow], domains: Mapping[str, _DomainRow]) -> None:
+        self._check_domains(rows, domains)
+        place = "its domain's turns" if self._frontier.by_domain else "the schedule"
         for row in rows:
             host = row.host
             if row.queued != row.queued_found:
@@ -495,18 +526,18 @@ class _ShardAudit:
             for name, count in (("queued", row.queued), ("in_flight", row.in_flight)):
                 if count < 0:
                     self._fault(f"{host}: {name} is {count}, below zero")
-            if row.in_flight_found > self._cap:
+            if row.in_flight_found > self._cap and not self._frontier.by_domain:
                 with mapped_errors():
                     cap = await self._number_in(self._keys.host(host), "cap") or self._cap
                 if row.in_flight_found > cap:
                     self._fault(f"{host}: in_flight {row.in_flight_found} is over its cap {cap} (unless just lowered)")
             for name, is_in, should_be in (
-                ("the schedule", row.is_scheduled, row.should_be),
+                (place, row.is_scheduled, row.should_be),
                 ("blocked", row.in_blocked, row.is_blocked),
                 ("given_up", row.in_given_up, row.is_given_up),
                 ("demoted", row.in_demoted, row.is_demoted),
             ):
-                if name == "the schedule" and should_be and row.in_flight_found:
+                if name == place and should_be and row.in_flight_found:
                     continue  # its cap was raised, say: when its entry ends it is put where it should be
                 if is_in != should_be:
                     words = (f"not in {name}", f"in {name}")
@@ -515,6 +546,27 @@ class _ShardAudit:
                 self._fault(f"{host}: lies in this shard, belongs to shard {belongs}")
             if row.queued_found and not (row.in_flight_found or row.is_scheduled or row.should_be or row.is_blocked):
                 self._idle.append(host)
+
+    def _check_domains(self, rows: Sequence[_HostRow], domains: Mapping[str, _DomainRow]) -> None:
+        """Check what politeness by domain counts of the domains of these hosts, each domain once."""
+        for row in rows:
+            of = domains.get(row.host)
+            if of is None:
+                continue
+            if of.in_flight_of_host != row.in_flight_found:
+                self._fault(
+                    f"{row.host}: {of.domain} counts {of.in_flight_of_host} of it in flight, "
+                    f"found {row.in_flight_found} entries"
+                )
+            if of.domain in self._domains:
+                continue
+            self._domains.add(of.domain)
+            if of.in_flight > of.cap:
+                self._fault(f"{of.domain}: in_flight {of.in_flight} is over its cap {of.cap} (unless just lowered)")
+            # As with a host: where its cap was raised, it is put in its place when what is under way ends.
+            if of.is_scheduled != of.should_be and not (of.should_be and of.in_flight):
+                words = ("not in the schedule", "in the schedule")
+                self._fault(f"{of.domain}: {words[of.is_scheduled]}, should be {words[of.should_be]}")
 
     async def _check_idle(self) -> None:
         """A host with tasks that nothing will ever move: the crawl would not end, and nothing would say why."""
@@ -543,6 +595,8 @@ class _ShardAudit:
     async def _check_groups(self) -> None:
         """Every pending row must have its entry: a row without one is renewed by nobody and never ends."""
         for name, (_, pending) in self._first.streams.items():
+            if name.startswith("log:"):
+                continue  # nobody reads it
             if pending < 0:
                 self._fault(f"{name}: its consumer group is missing")
                 continue

@@ -62,7 +62,7 @@ TARGET_DEFAULT_S: Final = 60.0
 _OURS: Final = frozenset(
     {*(reason.value for reason in (*DropReason, *LeftOut, *Listed)), *fetch_error_kinds()}
     | {"codec", "crashed", "handler", "internal", "retry", "host_unreachable", "robots_unreachable"}
-    | {"purged", "replayed", "old_copy", *(f"http_{status}" for status in (408, 425, 429, *range(500, 600)))}
+    | {"purged", "removed", "replayed", "old_copy", *(f"http_{status}" for status in (408, 425, 429, *range(500, 600)))}
 )
 """Reasons that scripts and workers give by themselves."""
 _DEADLY: Final = (
@@ -76,6 +76,7 @@ _COUNTERS: Final = (
     ("retried", "Tried again, with the attempt counted"),
     ("unanswered", "Put back because the host did not answer"),
     ("replayed", "Dead letters sent again"),
+    ("copied", "Created by a replay of a retained log"),
     ("revisited", "Created because a page was due to be visited again"),
     ("crashed", "In the hands of a process that died, and put back"),
     ("lease_lost", "Commits that came too late and wrote nothing"),
@@ -373,6 +374,7 @@ class _Figures(Collector):
         yield from _of_server(look.server)
         yield from _of_crawls(look.crawls)
         yield from _of_stages(look.crawls)
+        yield from _of_logs(look.crawls)
         yield from _of_tasks(look.crawls)
 
 
@@ -493,6 +495,23 @@ def _of_stages(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
     yield from (output, balance)
     yield from _throttles(crawls)
     yield from _consumers(crawls)
+
+
+def _of_logs(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:
+    labels = ["crawl", "log"]
+    entries = gauge("log_entries", "Entries of a retained log", labels)
+    size = gauge("log_bytes", "Their size", labels)
+    oldest = gauge("log_oldest_seconds", "Age of its oldest entry", labels)
+    trimmed = counter("log_trimmed", "Entries that went before their time, for bytes or memory", labels)
+    for crawl in crawls:
+        for log in crawl.status.logs:
+            where = [crawl.status.name, log.name]
+            entries.add_metric(where, log.entries)
+            size.add_metric(where, log.bytes)
+            trimmed.add_metric(where, log.trimmed)
+            if log.oldest_ms is not None:
+                oldest.add_metric(where, log.oldest_ms / 1000)
+    yield from (entries, size, oldest, trimmed)
 
 
 def _throttles(crawls: Sequence[CrawlLook]) -> Iterator[Metric]:

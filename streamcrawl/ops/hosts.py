@@ -25,7 +25,10 @@ from streamcrawl.store.keys import GROUP
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from redis.asyncio import Redis
+
     from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.keys import Keys
     from streamcrawl.store.shards import Shards
 
 SAMPLE: Final = 500
@@ -111,16 +114,30 @@ class HostFields(msgspec.Struct, frozen=True):
     pages: int = 0
     given_up: str = ""
     blocked: str = ""
+    domain: str = ""
+    """Where politeness is by domain: the one with which it counts as one."""
 
     @classmethod
     def read(cls, stored: dict[bytes, bytes]) -> HostFields:
+        """Return the hash of a host, or of a domain, which has a field for what each of its hosts has in flight."""
         found: dict[str, Any] = {}
         for name, value in stored.items():
             text = name.decode("utf-8", "replace")
             kind = cls.__annotations__.get(text)
             if kind is not None:
                 found[text] = value.decode("utf-8", "replace") if kind == "str" else int(float(value))
+            elif text.startswith("in_flight:"):
+                found["in_flight"] = found.get("in_flight", 0) + int(value)
         return cls(**found)
+
+    def under(self, domain: HostFields) -> HostFields:
+        """Return what is in force for a host whose politeness its domain decides."""
+        return msgspec.structs.replace(
+            self, cap=domain.cap, delay_set=domain.delay_set, paced=domain.paced, start_due=domain.start_due,
+            throttled=domain.throttled, throttled_at=domain.throttled_at, throttled_by=domain.throttled_by,
+            failing=self.failing or domain.failing, failures=max(self.failures, domain.failures),
+            due=max(self.due, domain.due), blocked_until=max(self.blocked_until, domain.blocked_until),
+        )  # fmt: skip
 
     def delay_in_force(self, state: ShardState) -> tuple[int, DelayReason]:
         """Return the delay, ms, as `delay_of` in _hosts.lua has it, and where it comes from."""
@@ -167,7 +184,10 @@ class HostPage(msgspec.Struct):
     shard: int
     is_known: bool
     fields: HostFields
+    """By domain: those that are in force."""
     state: ShardState
+    of_domain: HostFields | None = None
+    """Of the domain by which its politeness counts; None where that is by host."""
     queued: dict[str, int] = msgspec.field(default_factory=dict)
     """Tasks by level, as the lists have them."""
     scheduled_ms: int | None = None
@@ -214,8 +234,13 @@ class HostPage(msgspec.Struct):
             return "nothing of it is queued" + (", some is under way" if fields.in_flight else "")
         if fields.failing and fields.in_flight >= self.cap:
             return f"its circuit is half-open: one fetch is under way, to see whether it is back ({self._failed()})"
-        if fields.in_flight >= self.cap:
+        if self.of_domain is None and fields.in_flight >= self.cap:
             return f"at its cap: {fields.in_flight} under way of {self.cap} at a time"
+        if self.of_domain is not None and self.of_domain.in_flight >= self.cap:
+            return (
+                f"its domain is at its cap: {self.of_domain.in_flight} under way of {self.cap} at a time, "
+                f"{fields.in_flight} of them its own; all hosts of {fields.domain} take turns"
+            )
         if budget is not None and fields.pages + fields.in_flight >= budget:
             return f"its budget of {budget} pages is used up by what is under way"
         if self.scheduled_ms is None:
@@ -224,7 +249,8 @@ class HostPage(msgspec.Struct):
             return "has tasks and is not scheduled, for no reason that is to be seen: see `streamcrawl audit`"
         wait_ms = self.scheduled_ms - state.now_ms
         why = f", as {self._failed()}" if fields.failures and wait_ms > 0 else ""
-        due = f"due in {span(wait_ms)}{why}" if wait_ms > 0 else f"due since {span(-wait_ms)}, waits for its turn"
+        turn = "its turn" if self.of_domain is None else f"its turn among the hosts of {fields.domain}"
+        due = f"due in {span(wait_ms)}{why}" if wait_ms > 0 else f"due since {span(-wait_ms)}, waits for {turn}"
         return f"{due}; but {state.halt}" if state.halt else due
 
     def _failed(self) -> str:
@@ -234,6 +260,8 @@ class HostPage(msgspec.Struct):
         fields, now_ms = self.fields, self.state.now_ms
         return {
             "host": self.key,
+            "domain": None if self.of_domain is None else fields.domain,
+            "domain_in_flight": None if self.of_domain is None else self.of_domain.in_flight,
             "shard": self.shard,
             "known": self.is_known,
             "standing": self.standing(),
@@ -362,9 +390,7 @@ async def shard_state(frontier: Frontier) -> ShardState:
         delay_ms=int(texts["delay_ms"] or 0),
         delay_max_ms=int(texts["delay_max_ms"] or _DEFAULTS.delay_max_ms),
         demotion_max=int(texts["demotion_max"] or _DEFAULTS.demotion_max),
-        others_wait=await _others_wait(
-            frontier, [host.decode() for host in (*waiting, *(fields.get(b"host", b"") for _, fields in entries))]
-        ),
+        others_wait=await _others_wait(frontier, waiting, [fields.get(b"host", b"") for _, fields in entries]),
         cap=int(texts["cap"] or 1),
         obeys_robots=texts["robots"] == "1",
         pages_per_host_max=int(budget) if budget else None,
@@ -372,7 +398,13 @@ async def shard_state(frontier: Frontier) -> ShardState:
     )
 
 
-async def _others_wait(frontier: Frontier, hosts: list[str]) -> bool:
+async def _others_wait(frontier: Frontier, waiting: Sequence[bytes], under_way: Sequence[bytes]) -> bool:
+    if frontier.by_domain:
+        # Those at their cap are not in the schedule.
+        busy = {frontier.scheduled_as(host.decode("utf-8", "replace")).encode() for host in under_way}
+        domains = list({*waiting, *busy})
+        waiting = await hosts_of_domains(frontier.client, frontier.keys, domains, _OTHERS_LOOKED * len(domains))
+    hosts = [host.decode("utf-8", "replace") for host in (*waiting, *under_way)]
     if not hosts:
         return False
     async with frontier.client.pipeline(transaction=False) as pipe:
@@ -392,18 +424,34 @@ async def host_page(crawl: Shards, key: str) -> HostPage:
         pipe.hgetall(keys.host(key))
         for level in Level:
             pipe.llen(keys.queue(key, level))
-        for zset in (keys.schedule, keys.failing, keys.blocked):
+        for zset in (keys.failing, keys.blocked):
             pipe.zscore(zset, key)
         pipe.get(keys.robots(key))
         pipe.pttl(keys.robots(key))
         with mapped_errors():
-            stored, *lengths, scheduled, failing, blocked, robots, ttl_ms = await pipe.execute()
+            stored, *lengths, failing, blocked, robots, ttl_ms = await pipe.execute()
+    fields = HostFields.read(stored)
+    of_domain: HostFields | None = None
+    if frontier.by_domain:
+        fields = msgspec.structs.replace(fields, domain=fields.domain or frontier.scheduled_as(key))
+        with mapped_errors():
+            domain: Any = await client.hgetall(keys.domain(fields.domain))
+            turns = [await client.zscore(zset(fields.domain), key) for zset in (keys.turns, keys.probes)]
+        of_domain = HostFields.read(domain)
+        scheduled = next((score for score in turns if score is not None), None)
+        if scheduled is not None:
+            scheduled = max(scheduled, of_domain.due, of_domain.blocked_until)
+        fields = fields.under(of_domain)
+    else:
+        with mapped_errors():
+            scheduled = await client.zscore(keys.schedule, key)
     found = HostPage(
         key=key,
         shard=crawl.index_of(key),
         is_known=bool(stored),
-        fields=HostFields.read(stored),
+        fields=fields,
         state=state,
+        of_domain=of_domain,
         queued={LEVEL_NAMES[level]: count for level, count in zip(Level, lengths, strict=True)},
         scheduled_ms=_whole(scheduled),
         failing_since_ms=_whole(failing),
@@ -499,10 +547,17 @@ def host_lines(page: HostPage) -> list[str]:
     fields, state = page.fields, page.state
     queued = ", ".join(f"{count:,} {name}" for name, count in page.queued.items() if count) or "0"
     set_for_it = " (set for it)" if fields.cap and not fields.failing else ""
+    under_way = f"{len(page.in_flight)} of {page.cap} at a time{set_for_it}"
+    if page.of_domain is not None:
+        under_way = (
+            f"{len(page.in_flight)}; of its domain {page.of_domain.in_flight} of {page.cap} at a time{set_for_it}"
+        )
     rows = [
         ("standing", page.standing()),
+        *([("domain", f"{fields.domain}: its hosts take turns, and cap and delay are of all of them")]
+          if page.of_domain is not None else []),
         ("queued", queued),
-        ("under way", f"{len(page.in_flight)} of {page.cap} at a time{set_for_it}"),
+        ("under way", under_way),
         *(
             ("", f"{one.entry_id} in the hands of {one.consumer} for {span(one.idle_ms)}" if one.consumer
              else f"{one.entry_id} waits to be read")
@@ -591,6 +646,8 @@ async def largest_hosts(crawl: Shards, most: int) -> tuple[list[HostRow], int, i
             pipe.zrange(keys.blocked, 0, SAMPLE - 1)
             with mapped_errors():
                 count, sample, entries, blocked = await pipe.execute()
+        if frontier.by_domain:
+            sample = await hosts_of_domains(client, keys, sample, SAMPLE)
         hosts = [*sample, *(fields[b"host"] for _, fields in entries if b"host" in fields), *blocked]
         names = list(dict.fromkeys(host.decode("utf-8", "replace") for host in hosts))
         scheduled += count
@@ -598,6 +655,21 @@ async def largest_hosts(crawl: Shards, most: int) -> tuple[list[HostRow], int, i
         rows += [row for row in await _rows(frontier, names) if row.queued]
         rows = sorted(rows, key=lambda row: row.queued, reverse=True)[:most]
     return rows, looked, scheduled
+
+
+async def hosts_of_domains(client: Redis, keys: Keys, domains: Sequence[bytes], most: int) -> list[bytes]:
+    """Return some hosts of scheduled domains by chance, about `most` of all, as the schedule has them by host."""
+    if not domains:
+        return []
+    each = max(1, most // len(domains))
+    async with client.pipeline(transaction=False) as pipe:
+        for domain in domains:
+            name = domain.decode("utf-8", "replace")
+            pipe.zrandmember(keys.turns(name), each)
+            pipe.zrandmember(keys.probes(name), each)
+        with mapped_errors():
+            answers: list[list[bytes]] = await pipe.execute()
+    return [host for answer in answers for host in answer][:most]
 
 
 async def _add_listed(frontier: Frontier, found: HostList, most: int) -> None:
@@ -657,7 +729,17 @@ async def _rows(
             pipe.hgetall(frontier.keys.host(host))
         with mapped_errors():
             answers = await pipe.execute()
-    found = zip(hosts, map(HostFields.read, answers), strict=True)
+    every = list(map(HostFields.read, answers))
+    if frontier.by_domain:
+        names = list({one.domain for one in every})
+        async with frontier.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(frontier.keys.domain(name))
+            with mapped_errors():
+                domains = dict(zip(names, map(HostFields.read, await pipe.execute()), strict=True))
+        # Why it is listed is its own: a domain that fails would make all of its hosts failing ones.
+        every = [msgspec.structs.replace(one.under(domains[one.domain]), failing=one.failing) for one in every]
+    found = zip(hosts, every, strict=True)
     return [
         HostRow(host, one.queued, one.in_flight, one.pages, what(one), *one.delay_in_force(state))
         for host, one in found

@@ -17,7 +17,7 @@ from streamcrawl.ops.pending import stages, stream_of
 from streamcrawl.ops.words import glob_of, moment, span
 from streamcrawl.store.connection import NoGroup, mapped_errors
 from streamcrawl.store.keys import FETCH, GROUP
-from streamcrawl.work.fetched import KIND as FETCHED
+from streamcrawl.work.program import FETCHED
 
 if TYPE_CHECKING:
     from streamcrawl.ops.hosts import HostPage

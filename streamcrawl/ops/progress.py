@@ -176,10 +176,13 @@ class Progress:
         return True
 
     async def _hosts_at_cap(self, streams: Sequence[Sequence[Any]]) -> int:
-        """Return how many hosts of these entries, which are given by shard, are not in the schedule."""
+        """Return how many hosts (or domains) of these entries, which are given by shard, are not in the schedule."""
         async with self._crawl.client.pipeline(transaction=False) as pipe:
             for frontier, entries in zip(self._crawl, streams, strict=True):
-                if busy := list({fields[b"host"] for _, fields in entries if fields and b"host" in fields}):
+                hosts = {
+                    fields[b"host"].decode("utf-8", "replace") for _, fields in entries if b"host" in (fields or ())
+                }
+                if busy := list({frontier.scheduled_as(host) for host in hosts}):
                     pipe.zmscore(frontier.keys.schedule, busy)
             with mapped_errors():
                 scores = await pipe.execute()

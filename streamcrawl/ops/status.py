@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from streamcrawl.errors import CodecError, ConfigError, StoreIncompatible
+from streamcrawl.ops.hosts import hosts_of_domains
 from streamcrawl.rules.sizes import interval_s, proposed_size
 from streamcrawl.rules.task import Kind, decode_task
 from streamcrawl.settings import Settings, key_of, option_of
@@ -54,7 +55,7 @@ _CLOCK_STEP_MAX_MS: Final = 5000
 """As in _state.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
     "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
-    "seen", "samples", "version", "settings", "crawl", "flow",
+    "seen", "samples", "version", "settings", "crawl", "flow", "by_domain", "logs", "keep_bodies",
 )  # fmt: skip
 STOPS: Final = {
     "FRONTIER_FULL": ("the frontier is full", "frontier_max", ", or narrow the crawl by depth, allow or deny"),
@@ -152,6 +153,34 @@ class SinkStatus(msgspec.Struct, frozen=True):
     """Of the records in its stream, those that are being written included."""
 
 
+class LogStatus(msgspec.Struct, frozen=True):
+    """What of a stage is kept for replays, beside the streams."""
+
+    name: str
+    """Of the stage that gives it, `page` for pages; `fetched.<stage>` for pages as one that parses gets them."""
+    entries: int
+    bytes: int
+    oldest_ms: int | None
+    """Age of its oldest entry; None when it has none."""
+    keep_ms: int
+    """How long an entry stays."""
+    trimmed: int
+    """Entries that went before their time, for bytes or for memory."""
+
+
+class ReplayStatus(msgspec.Struct, frozen=True):
+    """A replay of a log that is under way."""
+
+    id: str
+    log: str
+    target: str
+    looked: int
+    """Entries of the log that it has come past."""
+    copied: int
+    shards: int
+    """That are not through with it."""
+
+
 class FeederStatus(msgspec.Struct, frozen=True):
     """Somebody who offers seeds."""
 
@@ -229,7 +258,10 @@ class Status(msgspec.Struct):
     """Entries of the fetch stream, of which `pending` are in the hands of workers."""
     pending: int = 0
     stages: list[StageStatus] = msgspec.field(default_factory=list)
+    by_domain: bool = False
+    """All hosts of a registrable domain count as one."""
     hosts_scheduled: int = 0
+    """By domain: domains; and so are those that are due."""
     hosts_due: int = 0
     """Of these, how many may be fetched from now."""
     hosts_failing: int = 0
@@ -264,6 +296,8 @@ class Status(msgspec.Struct):
     """Until the first of them is due; None when there are none, or the crawl visits none again by now."""
     workers: list[WorkerStatus] = msgspec.field(default_factory=list)
     sinks: list[SinkStatus] = msgspec.field(default_factory=list)
+    logs: list[LogStatus] = msgspec.field(default_factory=list)
+    replays: list[ReplayStatus] = msgspec.field(default_factory=list)
     version: int = 0
     """Of the settings."""
     memory_bytes: int = 0
@@ -298,7 +332,7 @@ class Status(msgspec.Struct):
         """What is neither queued nor ended: pages and sitemaps, items, and records that are not written yet."""
         items = sum(one.waiting + one.pending + one.delayed for one in self.stages if one.kind == STAGE)
         tasks = self.streamed + self.page("delayed") + self.sitemap("delayed")
-        return tasks + items + sum(sink.waiting for sink in self.sinks)
+        return tasks + items + sum(sink.waiting for sink in self.sinks) + len(self.replays)
 
     @property
     def _is_only_blocked(self) -> bool:
@@ -370,6 +404,7 @@ async def read_status(client: Redis, name: str) -> Status:
     stages += [(OUTPUT, one) for one in (sinks or b"").decode().split(",") if one]
     stages += [(STAGE, one) for one in (of_program or b"").decode().split(",") if one]
     now_ms, memory, feeders, shards = await _look(client, every, stages)
+    await _look_into_domains(client, shards)
     details = await _look_closer(client, shards, now_ms)
 
     one = shards[0].texts
@@ -386,6 +421,7 @@ async def read_status(client: Redis, name: str) -> Status:
         totals=dict(totals),
         streamed=sum(shard.streams[0].length for shard in shards),
         pending=sum(shard.streams[0].pending for shard in shards),
+        by_domain=one["by_domain"] == "1",
         hosts_sampled=sum(len(shard.sample) for shard in shards),
         dead_letters=sum(shard.answers["dead"] for shard in shards),
         seen=sum(_int(shard.texts["seen"]) for shard in shards),
@@ -413,6 +449,8 @@ async def read_status(client: Redis, name: str) -> Status:
     status.held_ms = _held(shards, stages, now_ms)
     status.feeders = _feeders(_texts(feeders), shards[0].now(now_ms), status.lease_ms)
     status.sinks = _sinks(shards, status, one["crawl"])
+    status.logs = _logs(shards, totals, details.oldest, now_ms)
+    status.replays = _replays(shards)
     status.newest_dead = _newest_dead(shards)
     _name_hosts(status, shards, details, now_ms)
     if given.get("demotion_max", DEMOTION_MAX) < 2:
@@ -510,6 +548,7 @@ def _questions(sampled: int, fields: Sequence[str]) -> dict[str, Callable[[Any, 
         "revisits": lambda pipe, keys: pipe.zcard(keys.revisits),
         "next_revisit": lambda pipe, keys: pipe.zrange(keys.revisits, 0, 0, withscores=True),
         "dead": lambda pipe, keys: pipe.xlen(keys.dead),
+        "replays": lambda pipe, keys: pipe.hgetall(keys.replays),
         "newest": lambda pipe, keys: pipe.xrevrange(keys.dead, count=DEAD_NAMED_MAX),
     }
 
@@ -577,6 +616,15 @@ class _Details(msgspec.Struct):
     hosts_due: int = 0
 
 
+async def _look_into_domains(client: Redis, shards: Sequence[_Shard]) -> None:
+    """Where politeness is by domain: put hosts of the domains in the samples in their place."""
+    for shard in shards:
+        if shard.texts["by_domain"] == "1":
+            most = max(1, HOSTS_SAMPLED // len(shards))
+            hosts = await hosts_of_domains(client, shard.keys, shard.answers["sample"] or (), most)
+            shard.sample = [host.decode() for host in hosts]
+
+
 async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> _Details:
     details = _Details()
     waiting = [stream for shard in shards for stream in shard.streams if stream.length > stream.pending]
@@ -589,24 +637,44 @@ async def _look_closer(client: Redis, shards: Sequence[_Shard], now_ms: int) -> 
         )
     }
     scheduled = [shard for shard in shards if shard.answers["hosts_scheduled"]]
-    if not waiting and not hosts and not scheduled:
+    logs = [shard.keys.log(name) for shard in shards for name in _logs_in(shard) if _log_entries(shard.totals, name)]
+    if not waiting and not hosts and not scheduled and not logs:
         return details
     async with client.pipeline(transaction=False) as pipe:
         for shard in scheduled:
             pipe.zcount(shard.keys.schedule, "-inf", shard.now(now_ms))
         for stream in waiting:
             pipe.xrange(stream.key, f"({stream.last_read}", "+", 1)
+        for key in logs:
+            pipe.xrange(key, count=1)
         for host, keys in hosts.items():
-            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until"])
+            pipe.hmget(keys.host(host), ["queued", "failing", "blocked_until", "domain"])
         with mapped_errors():
             answers = iter(await pipe.execute())
     details.hosts_due = sum(next(answers) for _ in scheduled)
     for stream in waiting:
         for entry_id, _ in next(answers):
             details.oldest[stream.key] = entry_id.decode()
-    for host in hosts:
-        queued, reason, until = next(answers)
+    for key in logs:
+        for entry_id, _ in next(answers):
+            details.oldest[key] = entry_id.decode()
+    domains: dict[str, tuple[str, Keys]] = {}
+    for host, keys in hosts.items():
+        queued, reason, until, domain = next(answers)
         details.hosts[host] = (int(queued or 0), (reason or b"").decode("utf-8", "replace"), int(until or 0))
+        if domain and reason:
+            domains[host] = domain.decode("utf-8", "replace"), keys
+    if domains:
+        async with client.pipeline(transaction=False) as pipe:
+            for domain, keys in domains.values():
+                pipe.hmget(keys.domain(domain), ["failing", "blocked_until"])
+            with mapped_errors():
+                answers = iter(await pipe.execute())
+        for host, (domain, _) in domains.items():
+            failing, until = next(answers)
+            if failing:  # then it is not asked before its domain is
+                queued, reason, own = details.hosts[host]
+                details.hosts[host] = (queued, f"{reason}, as all of {domain}", max(own, int(until or 0)))
     return details
 
 
@@ -816,6 +884,57 @@ def _feeders(rows: Mapping[str, str], now_ms: int, lease_ms: int) -> list[Feeder
     return found
 
 
+def _logs_in(shard: _Shard) -> dict[str, int]:
+    """Return the logs of a shard by name: for how long each keeps an entry, ms."""
+    told = (one.partition("=") for one in shard.texts["logs"].split(",") if one)
+    return {name: _int(shard.texts["keep_bodies"]) if name.startswith("fetched.") else _int(ms) for name, _, ms in told}
+
+
+def _log_entries(totals: Mapping[str, int], name: str) -> int:
+    created, *gone = (totals.get(f"log:{name}.{state}", 0) for state in ("created", "expired", "trimmed"))
+    return created - sum(gone)
+
+
+def _logs(
+    shards: Sequence[_Shard], totals: Mapping[str, int], oldest: Mapping[str, str], now_ms: int
+) -> list[LogStatus]:
+    """Return the logs in which anything is, or was, or is to be."""
+    found = []
+    for name, keep_ms in _logs_in(shards[0]).items():
+        if not keep_ms and not totals.get(f"log:{name}.created"):
+            continue
+        ids = [oldest[key] for shard in shards if (key := shard.keys.log(name)) in oldest]
+        found.append(
+            LogStatus(
+                name,
+                entries=_log_entries(totals, name),
+                bytes=totals.get(f"log:{name}.bytes", 0),
+                oldest_ms=max((_age(int(one.partition("-")[0]), now_ms) for one in ids), default=None),
+                keep_ms=keep_ms,
+                trimmed=totals.get(f"log:{name}.trimmed", 0),
+            )
+        )
+    return found
+
+
+def _replays(shards: Sequence[_Shard]) -> list[ReplayStatus]:
+    found: dict[str, ReplayStatus] = {}
+    for shard in shards:
+        rows = _texts(shard.answers["replays"])
+        for replay_id, plan in rows.items():
+            about: Any = None
+            with suppress(msgspec.DecodeError):
+                about = msgspec.json.decode(plan) if ":" not in replay_id else None
+            if not isinstance(about, dict):
+                continue
+            looked, copied = (_int(text) for text in rows.get(f"{replay_id}:at", " 0 0").split(" ")[1:])
+            one = found.get(replay_id) or ReplayStatus(replay_id, about["log"], about["target"], 0, 0, 0)
+            found[replay_id] = replace(
+                one, looked=one.looked + looked, copied=one.copied + copied, shards=one.shards + 1
+            )
+    return sorted(found.values(), key=lambda one: one.id)
+
+
 def _sinks(shards: Sequence[_Shard], status: Status, stored: str) -> list[SinkStatus]:
     paths = stored_sinks({"crawl": stored})
     offsets = [_texts(shard.answers["offsets"]) for shard in shards]
@@ -993,7 +1112,7 @@ def status_lines(status: Status) -> list[str]:
         ("pages done", number(status.page("done")) + _rate(status)),
         ("queued", number(status.page("queued")) + _backlog(status)),
     ]
-    rows += [(_stage_name(stage, status), _stage_text(stage)) for stage in status.stages]
+    rows += [(_stage_name(stage, status), _stage_text(stage, status.name)) for stage in status.stages]
     rows += [
         ("delayed", number(status.page("delayed"))),
         ("dead", reasons(status.by_reason("dead"))),
@@ -1009,7 +1128,7 @@ def status_lines(status: Status) -> list[str]:
         rows.append(("sent back", f"to wait: {reasons(waited)}"))
     rows += [("feeder", feeder_text(feeder)) for feeder in status.feeders]
     rows += [
-        ("hosts scheduled", number(status.hosts_scheduled)),
+        ("domains scheduled" if status.by_domain else "hosts scheduled", number(status.hosts_scheduled)),
         ("hosts failing", _named(status.hosts_failing, [_failing_text(one) for one in status.failing])),
         ("hosts given up", _named(status.hosts_given_up, status.given_up)),
         ("hosts blocked", _named(status.hosts_blocked, [_kept_text(one) for one in status.blocked])),
@@ -1030,6 +1149,8 @@ def status_lines(status: Status) -> list[str]:
         )
         for sink in status.sinks
     ]
+    rows += [("log", _log_text(log)) for log in status.logs]
+    rows += [("replay", f"{one.id}: {replay_text(one)}") for one in status.replays]
     width = max(len(label) for label, _ in rows)
     lines += ["", *(f"  {label:<{width}}  {text}" for label, text in rows)]
     if len(status.shards) > 1:
@@ -1097,7 +1218,22 @@ def _stage_name(stage: StageStatus, status: Status) -> str:
     return "in the stream" if stage is status.stages[0] else f"for {stage.stage}"
 
 
-def _stage_text(stage: StageStatus) -> str:
+def _log_text(log: LogStatus) -> str:
+    return (
+        f"{log.name}: {counted(log.entries, 'entry') if log.entries == 1 else f'{number(log.entries)} entries'}, "
+        f"{log.bytes / 1e6:,.1f} MB"
+        + (f", oldest {span(log.oldest_ms)}" if log.oldest_ms is not None else "")
+        + (f", kept {span(log.keep_ms)}" if log.keep_ms else ", no longer kept")
+        + (f"; {number(log.trimmed)} went before their time" if log.trimmed else "")
+    )
+
+
+def replay_text(one: ReplayStatus) -> str:
+    """Return what a replay does, and how far it is."""
+    return f"{number(one.copied)} of {number(one.looked)} looked at in log {one.log} sent to {one.target}"
+
+
+def _stage_text(stage: StageStatus, name: str) -> str:
     waiting = "" if stage.oldest_waiting_ms is None else f" (oldest {span(stage.oldest_waiting_ms)})"
     pending = "" if stage.oldest_pending_ms is None else f" (oldest {span(stage.oldest_pending_ms)})"
     text = f"{number(stage.waiting)} waiting{waiting}, {number(stage.pending)} in the hands of workers{pending}"
@@ -1106,7 +1242,10 @@ def _stage_text(stage: StageStatus) -> str:
         text += f", {number(stage.delayed)} delayed" if stage.delayed else ""
         text += f", {number(stage.dead)} dead" if stage.dead else ""
         text += "; over its mark" if stage.is_over else ""
-        text += "; NOBODY READS IT" if stage.is_unread else ""
+        if stage.is_unread:
+            text += (
+                f"; NOBODY READS IT: start workers that have it, or streamcrawl queue drop {name} --stage {stage.stage}"
+            )
     if stage.proposed is not None:
         text += f"; room for {number(stage.size or 0)}, proposed {number(stage.proposed)} ({_took(stage.entry_s)} each)"
     return text + (f"; held back by {', '.join(stage.held_by)}" if stage.held_by else "")

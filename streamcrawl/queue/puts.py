@@ -10,6 +10,7 @@ queue out does not wait for room in it: it might wait for itself. If this loop d
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from streamcrawl.store.queue_store import Put, PutMode, QueueStore
     from streamcrawl.work.loops import Patience
+
+_log = logging.getLogger("streamcrawl.queue")
 
 BYTES_PER_CALL: Final = 1_000_000
 RECENT_S: Final = 5.0
@@ -93,6 +96,7 @@ class PutLoop:
         self._room = asyncio.Event()
         self._give_up = asyncio.Event()
         self._is_full = False
+        self._has_too_many_dead = False
         self._is_stopped = False
         self._turn = 0
         self.number = 0
@@ -108,7 +112,7 @@ class PutLoop:
             self._waiting.popleft()
         if self._is_full and not is_patient:
             if self._waiting:  # for room: nobody goes before them
-                group.fail(_full())
+                group.fail(self._full())
                 return future
             self._room.set()  # those who did have given up, and nobody has asked since
         self._waiting.extend((item, group) for item in packed)
@@ -204,6 +208,9 @@ class PutLoop:
                 group.future.set_result(None)
         rest = batch[answer.number :]
         self._is_full = answer.word == "OK" and bool(rest)
+        if answer.has_too_many_dead and not self._has_too_many_dead:
+            _log.warning("%s", self._full_of_dead())
+        self._has_too_many_dead = answer.has_too_many_dead
         if answer.word == "CLOSED":
             closed = QueueClosed(f"the queue {self._store.keys.name!r} is closed: it takes no more items")
             for _, group in (*rest, *self._waiting, *self._inside):
@@ -216,7 +223,7 @@ class PutLoop:
             self._waiting.extendleft(reversed(rest))
             for _, group in self._waiting:
                 if not group.is_patient:
-                    group.fail(_full())
+                    group.fail(self._full())
             if not self._let_inside():
                 await self._wait_for_room(is_first=answer.number > 0)
 
@@ -292,6 +299,13 @@ class PutLoop:
             self._kept = self._kept[len(chunk) :]
         self.is_behind = False
 
+    def _full(self) -> QueueFull:
+        if self._has_too_many_dead:
+            return QueueFull(self._full_of_dead())
+        return QueueFull("the queue is full: `await put(…)` waits for room")
 
-def _full() -> QueueFull:
-    return QueueFull("the queue is full: `await put(…)` waits for room")
+    def _full_of_dead(self) -> str:
+        return (
+            f"the queue {self._store.keys.name!r} takes nothing more: it has as many dead letters as it may "
+            "(dead_max); look at `dead_letters()`, then `replay()` or `purge()` them"
+        )

@@ -31,6 +31,7 @@ from streamcrawl.queue.reader import Reader
 from streamcrawl.queue.settles import SettleLoop
 from streamcrawl.store.connection import check_server, connect, connect_like
 from streamcrawl.store.queue_store import (
+    DEFAULTS,
     LETTERS_PER_CALL,
     LEVELS_MAX,
     check_name,
@@ -90,6 +91,7 @@ _SETTINGS: Final = (
     _Setting("crashes_max", "crashes_max", 1, 1, 10**6),
     _Setting("dedup_s", "dedup_ms", 1000, 0, DELAY_MAX_S),
     _Setting("dedup_max", "dedup_max", 1, 0, 10**7),
+    _Setting("dead_max", "dead_max", 1, 0, 10**9),
 )
 
 
@@ -131,6 +133,8 @@ class QueueStats(NamedTuple):
     """Every TaskQueue object that lives, with machine, pid and `age_s` of its last beat."""
     is_closed: bool
     maxsize: int
+    dead_max: int
+    """At so many dead letters it is full; 0: whatever their number."""
 
     @property
     def is_balanced(self) -> bool:
@@ -151,6 +155,7 @@ class Options(TypedDict, total=False):
     crashes_max: int | None
     dedup_s: float | None
     dedup_max: int | None
+    dead_max: int | None
 
 
 class TaskQueue(Generic[T]):
@@ -169,6 +174,8 @@ class TaskQueue(Generic[T]):
         crashes_max: Deaths of its process before an item is dead (5).
         dedup_s: For how long an `id` given to `put` is known (an hour)
         dedup_max: How many of them at most (100,000), the newest.
+        dead_max: Dead letters (100,000) beyond which the queue is full until somebody replays or purges some, because
+            what dies is always kept; 0: as many as Redis has memory for.
 
     What is None of `maxsize` and those below it is left as it is; what is given holds for all members from now on.
     """
@@ -612,6 +619,7 @@ class TaskQueue(Generic[T]):
             members=alive,
             is_closed=fields.get(b"closed") == b"1",
             maxsize=int(fields[b"maxsize"]),
+            dead_max=int(fields.get(b"dead_max", DEFAULTS.dead_max)),
         )
 
     async def qsize(self) -> int:
@@ -626,7 +634,7 @@ class TaskQueue(Generic[T]):
     async def full(self) -> bool:
         """Return whether `put_nowait` would have raised QueueFull, at some instant."""
         stats = await self.stats()
-        return 0 < stats.maxsize <= stats.waiting + stats.delayed
+        return 0 < stats.maxsize <= stats.waiting + stats.delayed or 0 < stats.dead_max <= stats.dead
 
     # -- dead letters
 

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, encode_rest
-from streamcrawl.rules.urls import fingerprint
+from streamcrawl.rules.urls import fingerprint, hostname_of, registrable_domain
 from streamcrawl.settings import SCHEMA, Settings
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
@@ -41,6 +41,8 @@ test_store_cost.py), and no script should take over 5 ms."""
 RECONCILED_PER_CALL: Final = 100
 TAKEN_PER_CALL: Final = 100
 """Entries taken back in one call at most: 100 of as many hosts take the server 2 to 4 ms."""
+TRIMMED_PER_CALL: Final = 100
+DROPPED_PER_CALL: Final = 200
 SYNCED_AFTER_S: Final = 2.0
 """With `appendfsync everysec`, the second of a sync that is late included."""
 FETCH_STREAM: Final = "stream:fetch"
@@ -64,10 +66,13 @@ SCRIPT_SETTINGS: Final[tuple[tuple[str, str], ...]] = (
     ("crashes_max", "crashes_max"),
     ("stage_max", "stage_waiting_max"),
     ("stage_bytes", "stage_max_bytes"),
+    ("keep_bodies", "keep_bodies_ms"),
+    ("log_bytes", "log_max_bytes"),
 )
 """Field of the state hash that scripts read, and the setting it comes from."""
 _DIVIDED: Final = (
     "frontier_max", "seeds_waiting_max", "sink_waiting_max", "sink_max_bytes", "stage_waiting_max", "stage_max_bytes",
+    "log_max_bytes",
 )  # fmt: skip
 
 _PACK: Final = msgspec.msgpack.Encoder().encode
@@ -80,6 +85,12 @@ _TAKEN: Final = frozenset(
 )
 _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-z0-9_]{{0,39}}(?:@[a-z0-9_]{{1,20}})?$")
 """Of a stage, with its version: no output is called so (cli/opening.py gives them a dash)."""
+
+
+def name_of(host: str, *, by_domain: bool) -> str:
+    """Return a host key as scripts take it that may meet the host for the first time: with its registrable domain where
+    politeness is by domain, because none of them knows a public suffix."""
+    return f"{host}|{registrable_domain(hostname_of(host))}" if by_domain else host
 
 
 def sink_stream(sink: str) -> str:
@@ -119,6 +130,13 @@ class Links(msgspec.Struct):
     def __len__(self) -> int:
         return len(self.flat) // 4
 
+    def named(self, *, by_domain: bool) -> list[Any]:
+        """Return them with their hosts as scripts take them (`name_of`)."""
+        flat = _as_text(self.flat)
+        if by_domain:
+            flat[1::4] = [name_of(host, by_domain=True) for host in flat[1::4]]
+        return flat
+
     def take(self, count: int) -> Links:
         """Remove the first `count` links and return them."""
         head = Links(self.flat[: count * 4])
@@ -155,7 +173,8 @@ class Commit:
     sketch: str = ""
     """Of a sample of pages, what tells one from others of its host (rules/alike.py)."""
 
-    def pack(self, since_end_ms: int | None = None) -> bytes:
+    def pack(self, since_end_ms: int | None = None, *, by_domain: bool = False) -> bytes:
+        """Return the form that the script takes; `by_domain` as the frontier has it."""
         return _PACK(
             (
                 self.entry_id,
@@ -166,7 +185,7 @@ class Commit:
                 self.since_end_ms if since_end_ms is None else since_end_ms,
                 self.block_ms,
                 _as_text(self.detail),
-                _as_text(self.links.flat),
+                self.links.named(by_domain=by_domain),
                 [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
@@ -208,14 +227,14 @@ class StageCommit(Commit):
             server=server,
         )
 
-    def pack(self, since_end_ms: int | None = None) -> bytes:
+    def pack(self, since_end_ms: int | None = None, *, by_domain: bool = False) -> bytes:
         """Return the form that the script takes; nothing of a stage is counted from the end of its work."""
         return _PACK(
             (
                 self.entry_id,
                 self.outcome.value,
                 _as_text(self.detail),
-                _as_text(self.links.flat),
+                self.links.named(by_domain=by_domain),
                 _as_text(self.items),
                 [part for pair in self.left_out.items() for part in pair],
                 self.server,
@@ -295,12 +314,18 @@ class Beat(msgspec.Struct, frozen=True):
 class Frontier:
     """One shard of one crawl, with the epoch that this process joined."""
 
-    def __init__(self, client: Redis, keys: Keys, epoch: str) -> None:
+    def __init__(self, client: Redis, keys: Keys, epoch: str, *, by_domain: bool = False) -> None:
+        self.by_domain: Final = by_domain
+        """Whether all hosts of a registrable domain count as one (`politeness_by`)."""
         self.client = client
         self.keys = keys
         self.epoch = epoch
         self._scripts = Scripts(client, keys.state)
         self._run = self._scripts.run
+
+    def scheduled_as(self, host: str) -> str:
+        """Return by which name the schedule knows a host: its key, or its domain where politeness is by domain."""
+        return registrable_domain(hostname_of(host)) if self.by_domain else host
 
     def observe(self, told: Callable[[str, float], None]) -> None:
         """Tell the name of each script that was answered from now on, and the seconds that it took."""
@@ -318,7 +343,8 @@ class Frontier:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        answer = await self._run("offer", self.epoch, whose, _PACK(_as_text(links.flat)), "1" if can_wait else "0")
+        packed = _PACK(links.named(by_domain=self.by_domain))
+        answer = await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def offer_seeds(self, links: Links) -> tuple[str, int, float]:
@@ -348,13 +374,15 @@ class Frontier:
         answer = await self._run("stage_commit", self.epoch, worker, stage, limit, *packed)
         return [word.decode() for word in answer[1]], _names(answer[2])
 
-    async def flow(self, stages: Sequence[str], flow: bytes) -> list[str]:
+    async def flow(self, stages: Sequence[str], flow: bytes, logs: Mapping[str, int] | None = None) -> list[str]:
         """Tell the shard of the stages of a program, each of which gets its stream; returns all that there are now.
 
         Args:
-            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call}.
+            flow: JSON: stage or output -> {"from": lines that feed it, "batch": items in one call, …} (flow.lua).
+            logs: Retained logs by name: ms for which each keeps what is written to it.
         """
-        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow)
+        told = [part for pair in (logs or {}).items() for part in pair]
+        answer = await self._run("flow", self.epoch, _PACK(list(stages)), flow, _PACK(told))
         return [name for name in answer[1].decode().split(",") if name]
 
     async def items_left(self, stage: str) -> int:
@@ -362,6 +390,56 @@ class Frontier:
         with mapped_errors():
             counts: Any = await self.client.hmget(self.keys.totals, [f"{stage}.streamed", f"{stage}.delayed"])
         return sum(int(count or 0) for count in counts)
+
+    async def logs(self) -> frozenset[str]:
+        """Return the names of the retained logs that the shard knows."""
+        with mapped_errors():
+            value: Any = await self.client.hget(self.keys.state, "logs")
+        return frozenset(name.partition("=")[0] for name in _names(value or b""))
+
+    async def trim_logs(self, *, is_full: bool = False) -> tuple[int, bool]:
+        """Remove up to TRIMMED_PER_CALL entries of each retained log that it need not keep; with `is_full` any, the
+        oldest first. Returns how many, and whether there may be more."""
+        answer = await self._run("trim", self.epoch, TRIMMED_PER_CALL, "1" if is_full else "")
+        return answer[1], answer[2] == 1
+
+    async def drop_items(self, stage: str, upto: str, delayed: Sequence[bytes] = ()) -> tuple[int, bool]:
+        """Drop up to DROPPED_PER_CALL items of a stage's stream, the oldest first and none behind the entry `upto`, and
+        these members of `delayed`. Returns how many, and whether there are more.
+
+        Raises:
+            ConfigError: there is no such stage.
+        """
+        answer = await self._run("drop", self.epoch, stage, upto, DROPPED_PER_CALL, _PACK(_as_text(delayed)))
+        if answer[0] == b"UNKNOWN":
+            raise ConfigError(f"there is no stage {stage!r} in this crawl")
+        return answer[1], answer[2] == 1
+
+    async def plan_replay(self, replay_id: str, plan: bytes) -> tuple[str, str]:
+        """Begin a replay (its plan as _replays.lua says): OK, BUSY with the id of another one, MANY, or UNKNOWN."""
+        answer = await self._run("plan", self.epoch, "begin", replay_id, plan)
+        return answer[0].decode(), answer[1].decode() if len(answer) > 1 else ""
+
+    async def cancel_replay(self, replay_id: str) -> None:
+        """End a replay where it is."""
+        await self._run("plan", self.epoch, "cancel", replay_id, "")
+
+    async def count_replay(self, plan: bytes, at: str = "") -> tuple[str, str, int, int]:
+        """Count what a replay would send, one step from behind the entry `at` on.
+
+        Returns:
+            (END: that was the last step, MORE or UNKNOWN; up to which entry; entries looked at; found).
+        """
+        answer = await self._run("plan", self.epoch, "count", at, plan)
+        if answer[0] == b"UNKNOWN":
+            return "UNKNOWN", "", 0, 0
+        _, at_now, looked, found, word = answer
+        return word.decode(), at_now.decode(), looked, found
+
+    async def copy_replay(self, replay_id: str) -> tuple[str, int]:
+        """Do one step of a replay: OK, FULL, HELD, ENDED or OVER, and how many entries were copied."""
+        answer = await self._run("copy", self.epoch, replay_id)
+        return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def throttled(self) -> frozenset[str]:
         """Return the streams that are over their mark."""
@@ -379,21 +457,28 @@ class Frontier:
         answer = await self._run("start", self.epoch, entry_id, host, wait_max_ms, margin_ms)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
-    async def begin_visit(self, host: str, *, wait_max_ms: int, took_max_ms: int) -> tuple[str, int, int]:
+    async def begin_visit(
+        self, host: str, *, wait_max_ms: int, took_max_ms: int, is_kin: bool = False
+    ) -> tuple[str, int, int]:
         """Ask whether a host may be asked for something of which this worker holds no entry.
+
+        Args:
+            is_kin: It holds one of another host that counts as the same, and has left both alone for their delay.
 
         Returns:
             ("GO", ms to wait before, reservation for `end_visit`) | ("WAIT", ms after which to ask again, 0) |
             ("NO", 0, 0): it is blocked or given up. After a crash the host is left alone until the request must be
             over.
         """
-        answer = await self._run("visit", self.epoch, host, "begin", wait_max_ms, took_max_ms)
+        name = name_of(host, by_domain=self.by_domain)
+        answer = await self._run("visit", self.epoch, name, "begin", wait_max_ms, took_max_ms, int(is_kin))
         word, ms, reservation, *_ = *answer, 0, 0
         return word.decode(), ms, reservation
 
     async def end_visit(self, host: str, reservation: int, *, since_end_ms: int) -> None:
         """Say that the request of a visit has ended: the host's delay counts from there."""
-        await self._run("visit", self.epoch, host, "end", since_end_ms, reservation)
+        name = name_of(host, by_domain=self.by_domain)
+        await self._run("visit", self.epoch, name, "end", since_end_ms, reservation)
 
     async def hand_back(
         self,
@@ -510,11 +595,13 @@ class Frontier:
 
     async def set_host(self, host: str, **values: str | int) -> str:
         """Say something of one host: `delay` in ms, `cap`, `blocked` 1, `chance` 1; '' goes back to the crawl's own.
+        Where politeness is by domain, `delay` and `cap` are said of the host's domain.
 
         Returns OK, or MANY when too many hosts are blocked already.
         """
         flat = [part for name, value in values.items() for part in (name, str(value))]
-        return (await self._run("host", self.epoch, host, _PACK(flat)))[0].decode()  # type: ignore[no-any-return]
+        name = name_of(host, by_domain=self.by_domain)
+        return (await self._run("host", self.epoch, name, _PACK(flat)))[0].decode()  # type: ignore[no-any-return]
 
     async def grant(self, shard: int, allowance: Allowance, *, wanted: int, budget: int) -> tuple[int, int]:
         """Ask the first shard for pages: what `shard` is granted in all, and what is left for everybody."""
@@ -694,7 +781,7 @@ def script_values(settings: Settings) -> list[str]:
     flat: list[str] = []
     for name, setting in SCRIPT_SETTINGS:
         value = getattr(settings, setting)
-        if setting in _DIVIDED:
+        if setting in _DIVIDED and value is not None:
             value = -(-value // settings.shards)
         if setting == "pages_max" and settings.shards > 1:
             continue
@@ -747,6 +834,9 @@ async def open_shard(
         values += ("closed", "1")
     if settings.shards > 1 and settings.pages_max is not None:
         values += ("pages_max", "0")  # until it is granted some
+    by_domain = settings.politeness_by == "domain"
+    if by_domain:
+        values += ("by_domain", "1")
     answer = await run("open", epoch or secrets.token_hex(8), SCHEMA, identity, _PACK(list(sinks)), _PACK(values))
     word = answer[0].decode()
     stored = answer[1].decode()
@@ -767,4 +857,4 @@ async def open_shard(
             f"crawl {settings.name!r} is being deleted, or a deletion broke off; "
             "`streamcrawl delete` or --fresh ends it"
         )
-    return Frontier(client, keys, stored), word == "OPENED"
+    return Frontier(client, keys, stored, by_domain=by_domain), word == "OPENED"

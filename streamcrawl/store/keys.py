@@ -36,6 +36,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^seen:\d+$", "seen", "set", True),
         (r"^queue:.+:[0-3]$", "queue", "list", True),
         (r"^host:.+$", "host", "hash", True),
+        (r"^domain:.+$", "domain", "hash", True),
+        (r"^turns:.+$", "turns", "zset", True),
+        (r"^probes:.+$", "probes", "zset", True),
         (r"^schedule$", "schedule", "zset", True),
         (r"^delayed$", "delayed", "zset", True),
         (r"^revisits$", "revisits", "zset", True),
@@ -47,6 +50,9 @@ _KINDS: Final[tuple[tuple[re.Pattern[str], KeyKind], ...]] = tuple(
         (r"^stream:fetch$", "stream", "stream", True),
         (r"^stream:fetch:[A-Za-z0-9._-]+$", "stream", "stream", True),
         (r"^stream:[a-z][a-z0-9_]*(@[a-z0-9_]+)?$", "stream", "stream", True),
+        (r"^log:[a-z][a-z0-9_.]*$", "log", "stream", True),
+        (r"^replays$", "replays", "hash", True),
+        (r"^replayed$", "replayed", "hash", True),
         (r"^dead$", "dead", "stream", True),
         (r"^totals$", "totals", "hash", True),
         (r"^state$", "state", "hash", True),
@@ -124,6 +130,9 @@ class Keys(_Prefixed):
         """Of the first shard only, which knows who offers seeds to the crawl."""
         self.grants: Final = self.prefix + "grants"
         """Of the first shard only: pages of `--max-pages` that each shard may fetch."""
+        self.replays: Final = self.prefix + "replays"
+        """Of retained logs into streams, under way."""
+        self.replayed: Final = self.prefix + "replayed"
         self.fetch_stream: Final = self.prefix + "stream:fetch"
 
     def sink_stream(self, sink: str) -> str:
@@ -132,8 +141,22 @@ class Keys(_Prefixed):
     def stage_stream(self, stage: str) -> str:
         return f"{self.prefix}stream:{stage}"
 
+    def log(self, name: str) -> str:
+        return f"{self.prefix}log:{name}"
+
     def host(self, host: str) -> str:
         return f"{self.prefix}host:{host}"
+
+    def domain(self, domain: str) -> str:
+        """Where politeness is by domain: what else would be in the hash of each of its hosts."""
+        return f"{self.prefix}domain:{domain}"
+
+    def turns(self, domain: str) -> str:
+        """Hosts of a domain that are ready, by the time since which they wait; `probes` has those that fail."""
+        return f"{self.prefix}turns:{domain}"
+
+    def probes(self, domain: str) -> str:
+        return f"{self.prefix}probes:{domain}"
 
     def queue(self, host: str, level: str) -> str:
         return f"{self.prefix}queue:{host}:{level}"

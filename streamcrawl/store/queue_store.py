@@ -55,6 +55,8 @@ class QueueSettings(NamedTuple):
     crashes_max: int
     dedup_ms: int
     dedup_max: int
+    dead_max: int
+    """Dead letters beyond which nothing more is accepted; 0: any number."""
 
 
 DEFAULTS: Final = QueueSettings(
@@ -65,6 +67,7 @@ DEFAULTS: Final = QueueSettings(
     crashes_max=5,
     dedup_ms=3_600_000,
     dedup_max=100_000,
+    dead_max=100_000,
 )
 
 
@@ -84,6 +87,8 @@ class Put(NamedTuple):
     """Items of this member that were accepted in all; -1 when it was not said."""
     level: float = 0.0
     """How full it is, in parts of `maxsize`; 0 without one."""
+    has_too_many_dead: bool = False
+    """It is full because it has as many dead letters as it may."""
 
 
 class Ending(NamedTuple):
@@ -148,9 +153,10 @@ class QueueStore:
             raise StoreIncompatible(
                 f"the queue {self.keys.name!r} refuses item {answer[1]}: another version wrote its script"
             )
-        if word == "OK":
-            return Put(word, answer[1], answer[2], answer[3], level=answer[4] / 1000)
-        return Put(word, answer[1] if len(answer) > 1 else 0)
+        if word != "OK":
+            return Put(word, answer[1] if len(answer) > 1 else 0)
+        _, accepted, left, last, level, why = answer
+        return Put(word, accepted, left, last, level / 1000, why == b"dead")
 
     async def take(self, member: str, count: int) -> list[list[RawEntry]]:
         """Read at most `count` entries without waiting: a list for each level, the urgent first."""
@@ -261,7 +267,8 @@ async def open_queue(
             "another name"
         )
     state = dict(zip(more[0][::2], more[0][1::2], strict=True))
-    settings = QueueSettings(*(int(state[field.encode()]) for field in QueueSettings._fields))
+    # One that is older than a setting goes by its default.
+    settings = QueueSettings(*(int(state.get(field.encode()) or value) for field, value in DEFAULTS._asdict().items()))
     return QueueStore(client, keys, stored.decode(), settings)
 
 

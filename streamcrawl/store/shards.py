@@ -67,6 +67,12 @@ class Shards:
         """Return the shard of a host key."""
         return self.frontiers[shard_of(host, len(self.frontiers))]
 
+    def count_as_one(self, host: str, other: str) -> bool:
+        """Return whether politeness counts two host keys as one: the same, or of one domain where it is by domain."""
+        if host == other or not self.first.by_domain:
+            return host == other
+        return registrable_domain(hostname_of(host)) == registrable_domain(hostname_of(other))
+
     async def control(self, **values: str | int) -> None:
         """Set fields of every shard's state; '' removes one. The first comes first: it is what others look at."""
         for frontier in self.frontiers:
@@ -143,7 +149,9 @@ async def join_crawl(client: Redis, name: str, *, is_only_read: bool = False) ->
             f"crawl {name!r} is just being made or deleted; try again, and when this stays: `streamcrawl crawl` with "
             "its settings makes it whole, `streamcrawl delete` removes it"
         )
-    return Shards([Frontier(client, keys, epoch.decode()) for keys in every], identity_in(identity))
+    known = identity_in(identity)
+    by_domain = known.get("politeness_by") == "domain"
+    return Shards([Frontier(client, keys, epoch.decode(), by_domain=by_domain) for keys in every], known)
 
 
 def shards_in(identity: bytes | str | None) -> int:

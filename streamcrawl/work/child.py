@@ -105,9 +105,9 @@ class Child:
         self.on_settings: Callable[[Settings], None] = lambda settings: None
         self.client = connect(spec.redis_url)
         self.reader = connect(spec.redis_url, blocking=True)
-        self.crawl = Shards(
-            [Frontier(self.client, Keys(self.settings.name, n), spec.epoch) for n in range(self.settings.shards)]
-        )
+        by_domain = self.settings.politeness_by == "domain"
+        every = [Keys(self.settings.name, n) for n in range(self.settings.shards)]
+        self.crawl = Shards([Frontier(self.client, keys, spec.epoch, by_domain=by_domain) for keys in every])
         self.meters = board.meters
         for frontier in self.crawl:
             frontier.observe(lambda script, took_s: self.meters.observe(REDIS_SECONDS, took_s, script))
@@ -217,6 +217,7 @@ async def run_child(role: Callable[[Child], Awaitable[None]], board_fd: int, cap
         lag.stop()
         listening.cancel()
         living.cancel()
+        child.clock.stop()
         asking.cancel()
         await asyncio.gather(listening, living, measuring, asking, return_exceptions=True)
         transport.close()

@@ -115,7 +115,11 @@ class CommitLoop:
         async def call() -> list[str]:
             now = time.monotonic()
             # Rounded down: a delay counted from a moment too late is polite, one from a moment too early is not.
-            return await self._send([w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000))) for w in batch])
+            packed = [
+                w.commit.pack(since_end_ms=max(0, int((now - w.ended_at) * 1000)), by_domain=self._frontier.by_domain)
+                for w in batch
+            ]
+            return await self._send(packed)
 
         try:
             words = await until_answered(call, self._patience, self._give_up)
@@ -147,7 +151,7 @@ class CommitLoop:
         good, bad = [], []
         for waiting in batch:
             try:
-                waiting.commit.pack()
+                waiting.commit.pack(by_domain=self._frontier.by_domain)
             except (TypeError, ValueError, OverflowError):
                 bad.append(waiting)
             else:

@@ -27,8 +27,6 @@ else:
 if TYPE_CHECKING:
     from streamcrawl.work.program import Item
 
-KIND: Final = "fetched"
-"""In place of the name of a type."""
 _IN_THREAD_BYTES: Final = 200_000
 """A larger body is compressed beside the loop: below, that takes half a millisecond."""
 

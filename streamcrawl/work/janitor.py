@@ -1,7 +1,7 @@
-"""The janitor: gives up hosts that never answer, and stops dispatch when Redis reaches its memory mark.
+"""The janitor: gives up dead hosts, stops dispatch when Redis reaches its memory mark, trims retained logs.
 
 Every supervisor runs it; its scripts are atomic and bounded, so several do no harm. If it dies, dead hosts keep the
-crawl from ending and the memory mark is not watched.
+crawl from ending, the memory mark is not watched, and logs to which nobody writes any more are not trimmed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MEMORY_MARK: Final = 0.8
 MEMORY_PACE_MIN_S: Final = 0.05
 """Near the mark: commits go on dispatching until somebody has seen it, some MB a second in a wide crawl."""
 BURY_PER_CALL: Final = 300
+LOG_SHARE: Final = 0.25
+"""Of the memory up to the mark: what all retained logs may have together, unless a setting says it of each."""
 
 
 class JanitorLoop:
@@ -44,6 +46,8 @@ class JanitorLoop:
         self._wake = asyncio.Event()
         self._patience = Patience("janitor", log)
         self._is_full = False
+        self._log_share = 0
+        """Bytes that each log of a shard may have, as the scripts were told."""
         self._used, self._used_at = 0, 0.0
         """Memory of the server when it was last looked at, and when that was (loop time, 0 before the first look)."""
 
@@ -92,6 +96,7 @@ class JanitorLoop:
         used, maxmemory = await until_answered(self._look_at_memory, self._patience, self._stop)
         limit = min((one for one in (maxmemory, self.settings.memory_max_bytes) if one), default=0)
         mark = MEMORY_MARK * limit
+        used = await self._trim_logs(used, mark)
         if is_over := bool(limit and used > mark):
             if not self._is_full:
                 self._log(
@@ -109,6 +114,37 @@ class JanitorLoop:
             look_s = next_look_s(mark - used, used - self._used, took_s) if self._used_at else MEMORY_PACE_MIN_S
         self._is_full, self._used, self._used_at = is_over, used, now
         return look_s
+
+    async def _trim_logs(self, used: int, mark: float) -> int:
+        """Remove from retained logs what is past its time or over their bytes, and over the memory mark (0: there is
+        none) any of it: they give way before anything stops. Returns the memory in use afterwards."""
+        names = await until_answered(self._crawl.first.logs, self._patience, self._stop)
+        if not names:
+            return used
+        share = max(1, int(LOG_SHARE * mark / len(names) / len(self._crawl)))
+        if mark and share != self._log_share:
+            await until_answered(lambda: self._crawl.control(log_share=share), self._patience, self._stop)
+            self._log_share = share
+        lost = 0
+        has_more = True
+        while has_more and not self._stop.is_set():
+            is_full = bool(mark and used > mark)
+            has_more = False
+            for frontier in self._crawl:
+                removed, is_left = await until_answered(
+                    lambda frontier=frontier, is_full=is_full: frontier.trim_logs(is_full=is_full),  # type: ignore[misc]
+                    self._patience,
+                    self._stop,
+                )
+                has_more = has_more or (is_left and removed > 0)
+                lost += removed if is_full else 0
+            if is_full:
+                used, _ = await until_answered(self._look_at_memory, self._patience, self._stop)
+        if lost:
+            self._log(
+                Said.warning(f"Redis is at its memory mark: {lost} entries of retained logs went before their time")
+            )
+        return used
 
     async def _look_at_memory(self) -> tuple[int, int]:
         """Return (bytes in use, maxmemory in bytes), once a server of our own has the limit that is in force now."""

@@ -36,20 +36,28 @@ class ServerClock:
     def __init__(self) -> None:
         self._ahead_s: float | None = None
         """Of our monotonic clock, which nobody sets."""
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        self._stop.set()
 
     async def run(self, client: Redis) -> None:
-        """Look at it now and then, until cancelled. If this dies, waits are told by what was known last."""
-        while True:
+        """Look at it now and then, until stopped. If this dies, waits are told by what was known last.
+
+        A cancellation alone would not do: redis-py may take it for an error of the connection (Python 3.11), and the
+        process of a child that ends would wait for this loop for ever.
+        """
+        while not self._stop.is_set():
             try:
                 asked = time.monotonic()
                 with mapped_errors():
                     answer: Any = await client.time()
             except StoreError:
-                await asyncio.sleep(CLOCK_AGAIN_S)  # the loops meet the same outage and tell of it
+                await sleep_or_stop(self._stop, CLOCK_AGAIN_S)  # the loops meet the same outage and tell of it
                 continue
             seconds, micros = answer
             self._ahead_s = seconds + micros / 1e6 - (asked + time.monotonic()) / 2
-            await asyncio.sleep(CLOCK_S)
+            await sleep_or_stop(self._stop, CLOCK_S)
 
     def since_s(self, then_ms: int) -> float | None:
         """Return how long ago a time of the server was, never less than 0; None when its clock is not known."""

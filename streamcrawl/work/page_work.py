@@ -58,13 +58,12 @@ from streamcrawl.web.exchange import Exchange, encode_exchanges, is_archive
 from streamcrawl.work.addresses import AddressLeases
 from streamcrawl.work.board import monotonic_ms
 from streamcrawl.work.cookies import Cookies
-from streamcrawl.work.fetched import KIND as FETCHED
 from streamcrawl.work.fetched import pack_page
 from streamcrawl.work.handlers import Handled, Handler, load_handler, page_record
 from streamcrawl.work.links import FollowedLinks
 from streamcrawl.work.logs import printable
 from streamcrawl.work.meters import BODY_BYTES, FETCH_ERRORS, FETCH_RESPONSES, FETCH_SECONDS, HANDLER_SECONDS
-from streamcrawl.work.program import PAGE, Program, stored_item
+from streamcrawl.work.program import FETCHED, PAGE, Program, stored_item
 from streamcrawl.work.robots import KEPT_SPARE_MS, KEPT_UNREACHABLE_MS, RobotsCache, encode_verdict
 from streamcrawl.work.sitemap_walk import NoRoom, SitemapWalk, own_sitemaps
 from streamcrawl.work.traces import request_span, span
@@ -189,14 +188,16 @@ class PageWork:
             self._has_takers = bool(records)
             self._elsewhere = {}
             self._functions = {"": load_handler(settings.handler)} if settings.handler else {}
-        self._route = (program or Program(settings.name)).router(PAGE, records)
+        described = program or Program(settings.name)
+        self._route = described.router(PAGE, records)
+        retaining = described.router(PAGE, records, log=PAGE)
         self._handlers = {
             label: Handler(
                 function,
                 timeout_ms=settings.handler_timeout_ms,
                 threads=settings.concurrency.most,
                 on_stuck=on_stuck,
-                route=self._route,
+                route=retaining if label in described.retained_pages else self._route,
             )
             for label, function in self._functions.items()
         }
@@ -775,16 +776,23 @@ class PageWork:
                     break
                 url = answer.location
                 self._board.rest(index)
-                if split_url(url)[0] != task.host:
-                    visited = await self._visit_robots_txt(url, index)
+                host = split_url(url)[0]
+                is_kin = self._crawl.count_as_one(host, task.host)
+                if is_kin and not pace.must_ask:
+                    await _sleep_until(own.ended_at + pace.delay_ms / 1000)
+                elif host == task.host and not await self._may_start(entry, task, pace.delay_ms + START_WAIT_MAX_MS):
+                    return Ending(None, is_begun=True)
+                if host != task.host:
+                    visited = await self._visit_robots_txt(url, index, is_kin=is_kin)
                     if visited is None:
                         return self._unanswered(entry, task, "robots")
                     answer = visited
+                    if is_kin:
+                        own = answer
                     continue
-                await _sleep_until(own.ended_at + pace.delay_ms / 1000)
                 await self._lease_is_fresh()
                 self._board.begin(index)
-                answer = own = await self._fetch_robots_txt(url, None)
+                answer = own = await self._fetch_robots_txt(url, self._on_sent(entry, task))
             said = "allow" if answer.location is not None else verdict_for_status(answer.status)
         except ProxyError as error:
             return Ending(None, is_begun=answer is not None, wait=Wait(error.wait_ms, error.kind))
@@ -821,9 +829,10 @@ class PageWork:
         # One byte more than is read, by which it shows that the last line is not whole.
         return await self._fetch(Kind.ROBOTS, url, body_max_bytes=BODY_MAX_BYTES + 1, is_cut=True, on_sent=on_sent)
 
-    async def _visit_robots_txt(self, url: str, index: int) -> Answer | None:
+    async def _visit_robots_txt(self, url: str, index: int, *, is_kin: bool) -> Answer | None:
         """Ask another host than the task's, as politely as if its own turn had come; None when it cannot be asked now.
 
+        Of one that counts as the same as the task's, the task at hand is not in its own way (`is_kin`).
         RFC 9309 section 2.3.1.2 wants redirects followed across hosts, and that host must not be hit out of turn.
         """
         host = split_url(url)[0]
@@ -836,6 +845,7 @@ class PageWork:
                     host,
                     wait_max_ms=max(0, deadline - asked_ms),
                     took_max_ms=2 * self._settings.timeout_ms + VISIT_MARGIN_MS,  # a stale connection is tried twice
+                    is_kin=is_kin,
                 )
             except StoreUnavailable:
                 return None  # not raised: the task would go back as if its own host had not been asked

@@ -10,6 +10,7 @@ Start at `Program.router`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 PAGE: Final = "page"
 """The line of pages, as a source."""
 _ANY: Final = "any"
+FETCHED: Final = "fetched"
+"""Of a page that was fetched and is parsed by a stage of its own, in place of the name of a type (fetched.py)."""
 
 
 def _encode_other(value: Any) -> Any:
@@ -100,6 +103,22 @@ class Item(msgspec.Struct, frozen=True):
             raise CodecError(f"stored item cannot be read ({error}): {fields.get(b'item', b'')[:120]!r}") from error
 
 
+@functools.lru_cache(maxsize=1000)
+def kinds_of(kind: type) -> str:
+    """Return the names of all types by which an item of this one may be taken, the nearest first."""
+    return ";".join(one.__qualname__ for one in kind.__mro__[:-1])
+
+
+def log_name(name: str) -> str:
+    """Return what a retained log is called among the places where items go (_items.lua)."""
+    return f"log:{name}"
+
+
+def pages_log(stage: str) -> str:
+    """Return the log of the pages that a stage parses."""
+    return f"fetched.{stage}"
+
+
 def stored_item(kind: str, raw: bytes, depth: int) -> bytes:
     """Return the form in which an item lies in the stream of a stage, before its trace is put at the end."""
     return b'["%b",%b,%d]' % (kind.encode(), raw, depth)
@@ -136,6 +155,11 @@ class Taken:
                     "msgspec.Struct or a pydantic model"
                 )
             self._members[kind.__qualname__] = kind, decoder
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the types that are taken; none: every one."""
+        return list(self._members)
 
     def __str__(self) -> str:
         return "everything" if self._is_any else " | ".join(self._members)
@@ -188,6 +212,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time of one call; None leaves it to the crawl's `handler_timeout`."""
     attempts: int | None = None
     version: str = ""
+    retain_ms: int = 0
+    """How long what it gives is kept for replays; 0: not at all."""
 
     @property
     def gives(self) -> str:
@@ -255,6 +281,8 @@ class Program(msgspec.Struct):
     pages: dict[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
     """Handlers of pages by label; '' for those without one. None at all: pages are followed and recorded as by
     `streamcrawl crawl`."""
+    retained_pages: dict[str, int] = msgspec.field(default_factory=dict)
+    """Label -> how long what the handler in `pages` gives is kept, ms; without those of which nothing is."""
     stages: list[Stage] = msgspec.field(default_factory=list)
     """In the order of declaration; sinks too."""
     resources: list[Resource] = msgspec.field(default_factory=list)
@@ -274,13 +302,33 @@ class Program(msgspec.Struct):
     def flow(self, outputs: Sequence[str]) -> bytes:
         """Return JSON of what feeds each stage and output, as flow.lua takes it."""
         lines = [PAGE, *(stage.line for stage in self.stages if not stage.is_sink)]
+        givers = [PAGE, *(stage.name for stage in self.stages if not stage.is_sink)]
         rows: dict[str, dict[str, Any]] = {
-            name: {"from": [PAGE] if is_archive(name) else lines, "batch": 1} for name in outputs
+            name: {"from": [PAGE], "batch": 1}
+            if is_archive(name)
+            else {"from": lines, "batch": 1, "logs": givers, "is_results": True}
+            for name in outputs
         }
         for stage in self.stages:
             feeds = lines if stage.source is None else self._lines_of(stage)
-            rows[stage.line] = {"from": feeds, "batch": stage.batch or 1}
+            row = rows[stage.line] = {"from": feeds, "batch": stage.batch or 1}
+            if stage.is_page:
+                row |= {"logs": [pages_log(stage.name)], "takes": [FETCHED]}
+                continue
+            row["logs"] = givers if stage.source is None else [line.partition("@")[0] for line in feeds]
+            if stage.source is None:
+                row["is_results"] = True
+            if stage.takes.names:
+                row["takes"] = stage.takes.names
         return msgspec.json.encode(rows)
+
+    def logs(self) -> dict[str, int]:
+        """Return the retained logs by name: for how many ms each keeps what is written to it; those of fetched pages go
+        by the crawl's `keep_bodies`, and have 0."""
+        found = {stage.name: stage.retain_ms for stage in self.stages if stage.retain_ms}
+        if self.retained_pages:
+            found[PAGE] = max(self.retained_pages.values())
+        return found | {pages_log(stage.name): 0 for stage in self.stages if stage.is_page}
 
     def fed_by(self, stage: Stage, outputs: Sequence[str]) -> frozenset[str]:
         """Return the lines and outputs that get items of a stage."""
@@ -292,11 +340,11 @@ class Program(msgspec.Struct):
             if (one.is_sink and one.source is None) or (one.source == stage.gives and not one.is_page)
         ) | frozenset(_for_items(outputs))
 
-    def router(self, source: str, outputs: Sequence[str]) -> Callable[[Any, int], list[str | bytes]]:
+    def router(self, source: str, outputs: Sequence[str], *, log: str = "") -> Callable[[Any, int], list[str | bytes]]:
         """Return what says where an item that comes from `source` goes: flat, stage or output, record, ….
 
         It takes the item and the depth of its page. It raises StageError for one that cannot be written or that nothing
-        takes, and Unfit where nothing takes any.
+        takes, and Unfit where nothing takes any. `log` is the retained log that gets the item too.
         """
         stages = [stage for stage in self.stages if stage.source == source and not stage.is_page]
         sinks = [stage for stage in self.stages if stage.is_sink and stage.source is None]
@@ -334,6 +382,8 @@ class Program(msgspec.Struct):
                         "again with --fresh and -o FILE.jsonl too"
                     )
                 raise StageError(f"{what(item)}, which nobody takes ({', '.join(takers)})", stage=source)
+            if log:
+                flat += (log_name(log), b"%d%b" % (not is_taken, stored_item(kinds_of(item.__class__), raw, depth)))
             return flat
 
         return route

@@ -105,7 +105,9 @@ class StageWork:
         self._board = board
         self._links = FollowedLinks(settings, scope, crawl)
         self.seen = self._links.seen
-        route = None if stage.is_sink else program.router(stage.gives, outputs)
+        route = (
+            None if stage.is_sink else program.router(stage.gives, outputs, log=stage.name if stage.retain_ms else "")
+        )
         self._handler = Handler(
             stage.function,
             timeout_ms=stage.timeout_ms or settings.handler_timeout_ms,

@@ -37,6 +37,7 @@ from streamcrawl.work.meters import BATCH, FETCH, REDIS_SECONDS, STAGE, SUPERVIS
 from streamcrawl.work.nursery import Nursery
 from streamcrawl.work.program import PAGE
 from streamcrawl.work.reclaim import ReclaimLoop
+from streamcrawl.work.replay import ReplayLoop
 from streamcrawl.work.tuning import TuningLoop
 from streamcrawl.work.watch import WatchLoop
 
@@ -310,6 +311,7 @@ class Supervisor:
             log=log,
         )
         self._watch = WatchLoop(crawl, log=log)
+        self._replay = ReplayLoop(crawl, log=log)
         self._lag = LagLoop(self.meters)
 
     def stop(self) -> None:
@@ -338,7 +340,10 @@ class Supervisor:
                 self._keep(ChildJob())
             for stage in self._stages:
                 self._keep(ChildJob(stage=stage))
-        every = (self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch, self._lag)
+        every = (
+            *(self._beat, self._reclaim, self._janitor, self._budget, self._tuning, self._watch, self._lag),
+            self._replay,
+        )
         loops = [asyncio.create_task(loop.run(), name=type(loop).__name__) for loop in every]
         ending = asyncio.create_task(self._end.run(), name="EndLoop")
         stopping = asyncio.create_task(_wait(self._stop), name="stop")
@@ -434,7 +439,7 @@ class Supervisor:
             await self._stop_roles(("sink",), FINISH_MAX_S, word="end")
         else:
             await self._stop_roles(("sink",), NOW_GRACE_S if is_hard else grace_s + NOW_GRACE_S)
-        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch, self._lag):
+        for loop in (self._janitor, self._reclaim, self._budget, self._tuning, self._watch, self._lag, self._replay):
             loop.stop()
 
     async def _stop_roles(self, roles: Collection[str], within_s: float, *, word: str = "stop") -> None:

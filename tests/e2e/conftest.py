@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.command import Command
+from tests.e2e.programs import Programs
 from tests.site.model import SiteSpec
 from tests.site.server import SiteProcess
 
@@ -39,3 +40,12 @@ def leisurely_site() -> Iterator[SiteProcess]:
     """Two hosts of 60 pages that take 40 ms each: two to three seconds in which a crawl can be interrupted."""
     with SiteProcess(SiteSpec(hosts=2, pages_per_host=60, latency_ms=40)) as running:
         yield running
+
+
+@pytest.fixture
+def programs(command: Command) -> Iterator[Programs]:
+    """The programs of tests/programs.py, in an empty folder; what was started is ended afterwards."""
+    found = Programs(command)
+    yield found
+    for running in found.running:
+        running.__exit__()

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.embedded import EmbeddedRedis
-from tests.e2e.command import REPOSITORY
+from tests.e2e.programs import once
 from tests.e2e.test_metrics import port_of
 from tests.programs import POISON, noted
 from tests.site.model import SiteSpec
@@ -28,63 +28,12 @@ from tests.site.server import SiteProcess
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.e2e.command import Command, Running
+    from tests.e2e.programs import Programs
     from tests.redis_server import RedisServer
 
 
 RESIDENT_MAX_BYTES = 200_000_000
 """Of one process: Python with everything that it imports, and the few pages in hand."""
-
-
-class Programs:
-    """Runs the programs of tests/programs.py, with a journal."""
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.journal = command.folder / "journal"
-        self.gate = command.folder / "gate"
-        self.running: list[Running] = []
-
-    def start(self, word: str, program: str, *arguments: str, nap_s: float = 0.0, **rest: Any) -> Running:
-        running = self.command.start(
-            *(word, f"tests.programs:{program}", *arguments),
-            PYTHONPATH=str(REPOSITORY),
-            TESTS_JOURNAL=str(self.journal),
-            TESTS_GATE=str(self.gate),
-            TESTS_NAP=str(nap_s),
-            **rest,
-        )
-        self.running.append(running)
-        return running
-
-    def run(self, program: str, *arguments: str, code: ExitCode = ExitCode.DONE, **rest: Any) -> str:
-        result = self.start("run", program, *arguments, **rest).wait()
-        assert result.code == code, result
-        return result.out
-
-    def seeds(self, *urls: str) -> tuple[str, str]:
-        (self.command.folder / "seeds.txt").write_text("\n".join(urls))
-        return "--seeds", "seeds.txt"
-
-    def noted(self, what: str) -> list[str]:
-        return [line["url"] for line in noted(self.journal, what)]
-
-    def ask(self, word: str, program: str, *arguments: str) -> Any:
-        result = self.command.run(word, program, *arguments)
-        assert result.code == ExitCode.DONE, result
-        return json.loads(result.out) if "--json" in arguments else result.out
-
-    def audit(self, program: str, *arguments: str) -> dict[str, int]:
-        totals: dict[str, int] = self.ask("audit", program, *arguments, "--json")["totals"]
-        return totals
-
-
-@pytest.fixture
-def programs(command: Command) -> Iterator[Programs]:
-    found = Programs(command)
-    yield found
-    for running in found.running:
-        running.__exit__()
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +55,6 @@ def wide() -> Iterator[SiteProcess]:
     """Eight hosts of 25 pages."""
     with SiteProcess(SiteSpec(hosts=8, pages_per_host=25)) as running:
         yield running
-
-
-def once(urls: list[str]) -> set[str]:
-    assert [url for url, count in Counter(urls).items() if count > 1] == []
-    return set(urls)
 
 
 def test_three_stages_bring_every_item_once_to_file_and_sink(programs: Programs, site: SiteProcess) -> None:

@@ -312,7 +312,8 @@ class Talker:
         self.asked[path] += 1
         answer = self.answers.get(path)
         response = web.Response(status=404) if answer is None else await answer(count)
-        self.requests.append(LoggedRequest("127.0.0.1", path, started * 1000, time.monotonic() * 1000, response.status))
+        host = request.host.rpartition(":")[0]  # as it was asked for: by its address, or by a name
+        self.requests.append(LoggedRequest(host, path, started * 1000, time.monotonic() * 1000, response.status))
         return response
 
 

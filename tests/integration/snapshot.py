@@ -120,7 +120,7 @@ def changes(before: State, after: State) -> State:
             found[key] = _went_and_came(old, new)
         elif isinstance(old or new, dict):
             old, new = old or {}, new or {}
-            is_parted = key.startswith("stream:") or key == "dead"
+            is_parted = key.startswith(("stream:", "log:")) or key == "dead"
             found[key] = {
                 field: (_went_and_came if is_parted else _pair)(old.get(field), new.get(field))
                 for field in sorted(old.keys() | new.keys())
@@ -243,6 +243,14 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
         expect(f"{sink}.streamed", totals.get(f"{sink}.streamed", 0), waiting)
         expect(f"{sink}.created", totals.get(f"{sink}.created", 0), waiting + totals.get(f"{sink}.done", 0))
 
+    for name in (one.partition("=")[0] for one in str(fields.get("logs", "")).split(",") if one):
+        entries = state.get(f"log:{name}", {}).get("entries", [])
+        created, expired, trimmed, size = (
+            totals.get(f"log:{name}.{word}", 0) for word in ("created", "expired", "trimmed", "bytes")
+        )
+        expect(f"log {name}", created - expired - trimmed, len(entries))
+        expect(f"log {name} bytes", size, sum(_size(entry["item"]) + _size(entry["url"]) + 64 for entry in entries))
+
     for (url, kind), where in places.items():
         if len(where) > 1:
             faults.append(f"{kind} {url} lies in {where}")
@@ -251,12 +259,14 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             faults.append(f"{consumer} holds a row without an entry")
 
     hosts = {key.removeprefix("host:"): value for key, value in state.items() if key.startswith("host:")}
+    by_domain = fields.get("by_domain") == 1
+    ready_of: dict[str, set[str]] = {}
     for host in sorted(hosts.keys() | queued_of.keys() | in_flight_of.keys()):
         h = hosts.get(host, {})
         cap = h.get("cap") or fields["cap"]
         expect(f"queued of {host}", h.get("queued", 0), queued_of[host])
         expect(f"in_flight of {host}", h.get("in_flight", 0), in_flight_of[host])
-        if in_flight_of[host] > max(cap, flying.get(host, 0)):
+        if not by_domain and in_flight_of[host] > max(cap, flying.get(host, 0)):
             faults.append(f"{host} has {in_flight_of[host]} in flight, its cap is {cap}")
         most = fields.get("pages_per_host_max")
         pages = h.get("pages", 0) + pages_in_flight_of[host]
@@ -267,18 +277,57 @@ def _faults(state: State, flying: Mapping[str, int]) -> list[str]:
             expect(f"robots tasks of {host}, which is asked", 1, robots_tasks[host])
         expect(f"{host} among the blocked", host in state.get("blocked", {}), h.get("blocked") == 1)
         expect(f"{host} among the demoted", host in state.get("demoted", {}), h.get("demoted", 0) > 0)
+        # Of an open circuit one probe at a time. By domain the cap is not the host's.
+        room = (1 if h.get("failing") else 10**9 if by_domain else cap) - in_flight_of[host]
         should = (
             queued_of[host] > 0
             and not h.get("given_up")
             and not h.get("blocked")
-            and in_flight_of[host] < (1 if h.get("failing") else cap)  # of an open circuit one probe at a time
+            and room > 0
             and (not most or h.get("pages", 0) + in_flight_of[host] < most)
             and (not is_asked or f"queue:{host}:0" in state)
         )
-        expect(f"{host} in the schedule", host in state.get("schedule", {}), should)
+        if by_domain and h:
+            ready = ready_of.setdefault(h["domain"], set())
+            if should:
+                ready.add(host)
+            turns = f"{'probes' if h.get('failing') else 'turns'}:{h['domain']}"
+            expect(f"{host} in {turns}", host in state.get(turns, {}), should)
+        else:
+            expect(f"{host} in the schedule", host in state.get("schedule", {}), should)
         if h.get("given_up") and queued_of[host] and host not in state.get("giving_up", {}):
             faults.append(f"{host} is given up ({h['given_up']}) and nobody empties its queue")
+    if by_domain:
+        return faults + _faults_of_domains(state, ready_of, hosts, in_flight_of, flying)
     faults += [f"{host} is scheduled and has no state" for host in state.get("schedule", {}) if host not in hosts]
+    return faults
+
+
+def _faults_of_domains(
+    state: State,
+    ready_of: Mapping[str, set[str]],
+    hosts: Mapping[str, Any],
+    in_flight_of: Mapping[str, int],
+    flying: Mapping[str, int],
+) -> list[str]:
+    """Recount what politeness by domain counts; the hosts that are ready of each were found before."""
+    faults: list[str] = []
+    named = {key.partition(":")[2] for key in state if key.startswith(("domain:", "turns:", "probes:"))}
+    for name in sorted(named | ready_of.keys() | state.get("schedule", {}).keys()):
+        d = state.get(f"domain:{name}", {})
+        of = {host: in_flight_of[host] for host, h in hosts.items() if h["domain"] == name and in_flight_of[host]}
+        told = {field.removeprefix("in_flight:"): n for field, n in d.items() if field.startswith("in_flight:")}
+        if told != of:
+            faults.append(f"{name} counts {told} in flight, found {of}")
+        cap, under_way = d.get("cap") or state["state"]["cap"], sum(of.values())
+        if under_way > max(cap, sum(flying.get(host, 0) for host, h in hosts.items() if h["domain"] == name)):
+            faults.append(f"{name} has {under_way} in flight, its cap is {cap}")
+        places = {*state.get(f"turns:{name}", {}), *state.get(f"probes:{name}", {})}
+        if places != ready_of.get(name, set()):
+            faults.append(f"turns of {name}: {sorted(places)}, ready are {sorted(ready_of.get(name, ()))}")
+        should = bool(places) and under_way < (1 if d.get("failing") else cap)
+        if (name in state.get("schedule", {})) != should:
+            faults.append(f"{name} in the schedule: {not should}, should be {should}")
     return faults
 
 
@@ -420,7 +469,8 @@ class Lab:
         return Commit(entry_id=held.id, host=held.host, kind=held.task.kind, outcome=outcome, **fields)
 
     async def commit(self, *commits: Commit, limit: int = 0) -> Committed:
-        return await self.frontier.commit("w1", [commit.pack() for commit in commits], limit)
+        packed = [commit.pack(by_domain=self.frontier.by_domain) for commit in commits]
+        return await self.frontier.commit("w1", packed, limit)
 
     async def end(self, held: Held, outcome: Outcome = Outcome.DONE, **values: Any) -> str:
         """Commit one entry; return its word."""

@@ -302,3 +302,31 @@ async def test_a_calendar_without_end_waits_for_a_host_that_has_more_to_say_and_
     assert f"  hosts demoted, as their pages are near-identical: {trap.origin}" in summary
     wanted = {f"{origin}/{n}" for origin in (trap.origin, good.origin) for n in range(PAGES)}
     assert {record["url"] for record in records(output)} == wanted  # nothing is dropped
+
+
+async def test_by_domain_a_demoted_host_is_passed_over_and_its_siblings_are_not_slowed(open_lab: OpenLab) -> None:
+    lab = await open_lab(politeness_by="domain", **POLITE)
+    one, two = "http://a.one.com", "http://b.one.com"
+    await lab.offer(*urls("a.one.com", 400))
+    await lab.client.hset(lab.keys.host(one), "alike", 950)
+    for _ in range(8):
+        await lab.let_pass(LONG_MS)
+        [held] = await lab.take()
+        await lab.end(held, sketch=SAME)
+    assert (await lab.host(one))["demoted"] == MOST
+    # It is all there is.
+    await lab.let_pass(101)
+    [held] = await lab.take()
+    assert (held.host, held.delay) == (one, 100)
+    await lab.offer(*urls("b.one.com", 40))
+    await lab.end(held, sketch=SAME)
+    served = []
+    for _ in range(34):
+        await lab.let_pass(101)
+        [held] = await lab.take()
+        served.append(held.host)
+        assert held.delay == 100
+        await lab.end(held, sketch=SAME if held.host == one else "")
+    assert 1 <= served.count(one) <= 3
+    assert served.count(two) == 34 - served.count(one)
+    await lab.check()

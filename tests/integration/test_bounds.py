@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from streamcrawl.settings import make_settings
 from streamcrawl.store.connection import connect, memory_usage
+from streamcrawl.work.janitor import JanitorLoop
 from tests.integration.drive import CrawlRun, crawling
+from tests.integration.snapshot import Lab, fast, wait_until
 from tests.redis_server import FAST, RedisServer
 from tests.site.server import SiteProcess, SiteSpec
 
@@ -55,6 +58,39 @@ async def test_crawl_stops_at_the_memory_mark_and_goes_on_when_it_was_raised(cra
             assert await run.word() == "LIMIT"
             await run.check()
         await client.aclose()
+
+
+async def test_retained_log_gives_way_at_the_memory_mark_before_anything_stops(crawl_name: str) -> None:
+    entry, count = "x" * 100_000, 120
+    with RedisServer(options=FAST) as server:
+        async with connect(server.url) as client:
+            lab = await Lab.opened(client, **fast(crawl_name))
+            await lab.frontier.flow(["one"], b'{"one":{"from":["page"]}}', {"page": 3_600_000})
+            await lab.offer("http://a.test/")
+            [held] = await lab.take()
+            items = ["log:page", f'1["str","{entry}",0]'] * count
+            assert await lab.end(held, items=items, url="http://a.test/") == "DONE"
+            used, _ = await memory_usage(client)
+            limit = int(used * 1.1)
+            log: list[str] = []
+            settings = make_settings(**fast(crawl_name), memory_max_bytes=limit, log_max_bytes=10**9)
+            janitor = JanitorLoop(lab.crawl, settings, log=log.append)
+            running = asyncio.create_task(janitor.run())
+
+            async def is_under() -> bool:
+                return (await memory_usage(client))[0] < 0.8 * limit and bool(log)
+
+            await wait_until(is_under, "memory under the mark")
+            janitor.stop()
+            await running
+            assert await client.hget(lab.keys.state, "stopped") is None
+            state = await lab.check()
+            left = len(state["log:page"]["entries"])
+            assert 0 < left < count, "no more went than had to"
+            assert state["totals"]["log:page.trimmed"] == count - left
+            # A quarter of the memory up to the mark, unless a setting says otherwise.
+            assert state["state"]["log_share"] == int(0.25 * 0.8 * limit)
+            assert "went before their time" in log[0]
 
 
 async def test_crawl_stops_at_the_frontier_s_bound_and_goes_on_when_it_was_raised(

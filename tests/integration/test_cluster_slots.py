@@ -165,7 +165,8 @@ async def sink_commit(lab: Lab) -> None:
 
 
 async def flow(lab: Lab) -> None:
-    assert await lab.frontier.flow(["enrich"], b'{"enrich":{"from":["page"],"batch":1}}') == ["enrich"]
+    row = b'{"enrich":{"from":["page"],"batch":1}}'
+    assert await lab.frontier.flow(["enrich"], row, {"enrich": 60_000}) == ["enrich"]
 
 
 async def stage_commit(lab: Lab) -> None:
@@ -176,9 +177,12 @@ async def stage_commit(lab: Lab) -> None:
     written = {"enrich.created": 3, "enrich.streamed": 3, "enrich.bytes": 3 * len('["any",0,0]')}
     await lab.client.hset(lab.keys.totals, mapping=written)
     answer = await lab.client.xreadgroup(GROUP, "t1", {stream: ">"})
+    kept = ("log:enrich", '0["int",9,0]')
     done, retried, dead = (entry_id.decode() for entry_id, _ in answer[0][1])
     commits = [
-        StageCommit(done, Outcome.DONE, links=links("http://e.example/1"), items=(SINK, "1", "enrich", '["any",9,0]')),
+        StageCommit(
+            done, Outcome.DONE, links=links("http://e.example/1"), items=(SINK, "1", "enrich", '["any",9,0]', *kept)
+        ),
         StageCommit(retried, Outcome.RETRY, (0,)),
         StageCommit(dead, Outcome.DEAD, ("handler", "why")),
     ]
@@ -187,6 +191,23 @@ async def stage_commit(lab: Lab) -> None:
     await lab.let_pass(10)
     await lab.frontier.due()
     assert await lab.client.xlen(stream) == 2
+
+
+async def plan(lab: Lab) -> None:
+    asked = {"log": "enrich", "target": "enrich", "first": "-", "last": "+"}
+    assert await lab.frontier.plan_replay("one", msgspec.json.encode(asked)) == ("OK", "")
+
+
+async def copy(lab: Lab) -> None:
+    assert await lab.frontier.copy_replay("one") == ("ENDED", 1)
+
+
+async def trim(lab: Lab) -> None:
+    assert await lab.frontier.trim_logs(is_full=True) == (1, False)
+
+
+async def drop(lab: Lab) -> None:
+    assert await lab.frontier.drop_items("enrich", "9999999999999-0") == (3, False)
 
 
 async def give_up(lab: Lab) -> None:
@@ -277,6 +298,10 @@ CALLS: Final[tuple[Call, ...]] = (
         sink_commit,
         flow,
         stage_commit,
+        plan,
+        copy,
+        trim,
+        drop,
     ),
     *(give_up, replay, forget, purge, host, reconcile, control, audit, finish, upgrade, delete),
 )

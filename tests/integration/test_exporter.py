@@ -337,3 +337,23 @@ async def test_autoscalers_are_told_what_a_stage_has_to_do(open_lab: OpenLab, cr
         assert words in str(said["error"])
     for wrong in ("0", "soon", "nan", "inf"):
         assert (await asked(f"{crawl_name}/fetch", target_seconds=wrong))[0] == 400
+
+
+async def test_each_retained_log_is_shown_with_what_went_before_its_time(open_lab: OpenLab, crawl_name: str) -> None:
+    lab = await open_lab()
+    row = b'{"one":{"from":["page"],"logs":["page"]}}'
+    await lab.frontier.flow(["one"], row, {"page": 3_600_000, "fetched.parse": 0})
+    await lab.offer(f"{HOST}/")
+    [held] = await lab.take()
+    assert await lab.end(held, items=("log:page", '1["int",1,0]') * 3, url=f"{HOST}/") == "DONE"
+    await lab.frontier.control(log_bytes=200)
+    await lab.frontier.trim_logs()
+    plan = b'{"log":"page","target":"one","first":"-","last":"+"}'
+    await lab.frontier.plan_replay("a", plan)
+    await lab.frontier.copy_replay("a")
+    found = await scraped(lab.client, crawl_name)
+    assert found.by("log", "log_entries") == {"page": 2}, "one to which nothing was ever written is left out"
+    assert found.by("log", "log_trimmed_total") == {"page": 1}
+    assert found.by("log", "log_bytes") == {"page": 2 * (11 + len(f"{HOST}/") + 64)}
+    assert 0 <= found.total("log_oldest_seconds", log="page") < 600
+    assert found.by("stage", "tasks_copied_total") == {"one": 2}

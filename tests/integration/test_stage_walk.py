@@ -38,6 +38,9 @@ class Walk:
         """(stage, entry) -> worker and item; of those that are still theirs."""
         self.gone: list[tuple[str, str]] = []
         """Entries that were ended or taken back."""
+        self.sent = Counter[int]()
+        """Copies of items that replays sent into a stage."""
+        self.replays = 0
         self.lost = Counter[int]()
         """Items that were dropped or purged."""
 
@@ -46,7 +49,9 @@ class Walk:
         count = self.dice.randint(1, 4)
         await self.lab.offer(f"http://h{self.made}.test/")
         [page] = await self.lab.take()
-        flat = [part for n in range(count) for part in ("first", f'["any",{self.made + n},0]')]
+        flat: list[str] = []
+        for n in range(self.made, self.made + count):
+            flat += ("first", f'["any",{n},0]', "log:page", f'0["int",{n},0]')
         assert await self.lab.end(page, items=flat, url=f"{page.host}/") == "DONE"
         self.made += count
 
@@ -74,7 +79,9 @@ class Walk:
             details: dict[Outcome, tuple[Any, ...]] = {
                 Outcome.RETRY: (self.dice.randint(0, 500),), Outcome.DEAD: ("handler", "x"), Outcome.DROPPED: ("no",),
             }  # fmt: skip
-            items = (NEXT[stage], record) if outcome is Outcome.DONE else ()
+            items: tuple[str, ...] = (NEXT[stage], record) if outcome is Outcome.DONE else ()
+            if items and stage == "first":
+                items += ("log:first", f"0{record}")
             commits.append(StageCommit(place[1], outcome, details.get(outcome, ()), items=items))
             words.append("DONE" if place in self.held else "LEASE_LOST")
             if place in self.held and outcome is Outcome.DROPPED:
@@ -131,6 +138,34 @@ class Walk:
         assert await self.lab.frontier.replay(letters) == ["QUEUED"] * len(rows)
         assert await self.lab.frontier.replay(letters) == ["GONE"] * len(rows)
 
+    async def keep_less(self) -> None:
+        """Change how much the logs may have, or let them give way."""
+        await self.lab.frontier.control(log_bytes=self.dice.choice([300, 3000, 100_000]))
+        await self.lab.frontier.trim_logs(is_full=self.dice.random() < 0.2)
+
+    async def replay(self) -> None:
+        """Begin a replay, or go on with the one there is, for a step; end it now and then."""
+        log, target = self.dice.choice([("page", "first"), ("page", "second"), ("first", "second")])
+        plan: dict[str, Any] = {"log": log, "target": target, "first": "-", "last": "+"}
+        if self.dice.random() < 0.5:
+            plan["is_missing"] = True
+        self.replays += 1
+        word, other = await self.lab.frontier.plan_replay(f"r{self.replays}", msgspec.json.encode(plan))
+        before = await self.lab.client.xrange(self.lab.keys.log(log))
+        chosen = f"r{self.replays}" if word == "OK" else other
+        word, copied = await self.lab.frontier.copy_replay(chosen)
+        assert word in ("ENDED", "FULL")
+        if word == "FULL" and self.dice.random() < 0.5:
+            await self.lab.frontier.cancel_replay(chosen)
+        stream = self.lab.keys.stage_stream(target)
+        added = await self.lab.client.xrevrange(stream, count=copied) if copied else []
+        sent = [msgspec.json.decode(fields[b"item"])[1] for _, fields in reversed(added)]
+        kept = [msgspec.json.decode(fields[b"item"])[1] for _, fields in before]
+        # In their order, each once: a part of what lay there.
+        places = iter(kept)
+        assert all(one in places for one in sent)
+        self.sent.update(sent)
+
     async def drain(self) -> None:
         """Do all that is left."""
         for stage in NEXT:
@@ -156,14 +191,17 @@ class Walk:
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_items_are_conserved_whatever_happens_to_their_workers(open_lab: OpenLab, seed: int) -> None:
     lab = await open_lab(sinks=["out"], crashes_max=50)
-    await lab.frontier.flow(["first", "second"], msgspec.json.encode(FLOW))
+    await lab.frontier.flow(["first", "second"], msgspec.json.encode(FLOW), {"page": 3_600_000, "first": 3_600_000})
     walk = Walk(lab, seed)
     steps = [walk.emit, walk.read, walk.read, walk.commit, walk.commit, walk.die, walk.hand_back, walk.beat, walk.wait]
-    steps.append(walk.revive)
+    steps += [walk.revive, walk.replay, walk.keep_less]
     for _ in range(STEPS):
         await walk.dice.choice(steps)()
         await lab.check()
     await walk.drain()
     state = await lab.check()
     out = Counter(int(entry["item"]) for entry in state["stream:fetch:out"]["entries"])
-    assert out + walk.lost == Counter(range(walk.made)), "each item once: out, or dropped, or purged"
+    made = Counter(range(walk.made)) + walk.sent
+    assert out + walk.lost == made, "each item once, and once for each replay: out, or dropped, or purged"
+    totals = state["totals"]
+    assert sum(walk.sent.values()) == sum(totals.get(f"{stage}.copied", 0) for stage in NEXT) > 0

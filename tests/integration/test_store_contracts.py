@@ -1099,7 +1099,7 @@ async def audit_ok(open_lab: OpenLab) -> None:
         done: [queued[done]] * 2 + [0, 0] + [int(queued[done] > 0)] * 2 + [0] * 6,
         left: [queued[left]] * 2 + [1, 1, 0, 0] + [0] * 6,
     }
-    assert answer[6:] == [[], [b"page", 1]]
+    assert answer[6:] == [[], [b"page", 1], []]
     assert changed == {}
 
 
@@ -1181,6 +1181,17 @@ async def host_ok(open_lab: OpenLab) -> None:
         assert state[f"host:{A}"] == {"queued": 1, "due": now}
         assert list(state["schedule"]) == [A]
         assert not {"failing", "giving_up", "blocked"} & state.keys()
+
+
+@case("host", "INVALID")
+async def host_invalid(open_lab: OpenLab) -> None:
+    lab = await open_lab(politeness_by="domain")
+    run = Scripts(lab.client, lab.keys.state).run
+    before = await lab.snapshot()
+    for name in ("http://a.one.com", "http://a.one.com|two.com", "http://aone.com|one.com", "|one.com", ""):
+        assert await run("host", lab.frontier.epoch, name, msgspec.msgpack.encode(["cap", "2"])) == [b"INVALID"]
+        assert await run("visit", lab.frontier.epoch, name, "begin", 0, 100) == [b"NO"]
+    assert await lab.snapshot() == before
 
 
 @case("host", "MANY")
@@ -1692,6 +1703,306 @@ async def upgrade_while_seeds_are_offered(open_lab: OpenLab) -> None:
 
 # -- all of them
 
+# -- retained logs and replays
+
+LOG_ITEM: Final = '["Book;Thing",{"n":1},2]'
+LOG_SIZE: Final = len(LOG_ITEM) + len(f"{A}/page") + 64
+
+
+async def _logged(open_lab: OpenLab, count: int = 1, **values: Any) -> Lab:
+    """Open a crawl whose pages gave `count` items to the stage "enrich" and to the log "page"; none is left to do."""
+    lab = await open_lab(sinks=["out"], **values)
+    rows: dict[str, dict[str, Any]] = {
+        "enrich": {"from": ["page"], "logs": ["page"]},
+        "save": {"from": ["page"], "logs": ["page"], "takes": ["Thing"]},
+    }
+    await lab.frontier.flow(["enrich", "save"], msgspec.json.encode(rows), {"page": 3_600_000})
+    for n in range(count):
+        await lab.offer(f"{A}/{n}")
+        [held] = await lab.take()
+        items = ("enrich", ITEM, "log:page", f"0{LOG_ITEM}")
+        assert await lab.end(held, items=items, url=f"{A}/page") == "DONE"
+        assert await commit_items(lab, StageCommit((await read_items(lab))[0], Outcome.DONE)) == ["DONE"]
+    return lab
+
+
+def plan_of(target: str = "save", **conditions: Any) -> bytes:
+    return msgspec.json.encode({"log": "page", "target": target, "first": "-", "last": "+", **conditions})
+
+
+def log_entry(**values: Any) -> dict[str, Any]:
+    return {"item": LOG_ITEM, "url": f"{A}/page", "line": "page", "to": "enrich", "result": 0} | values
+
+
+@case("trim", "OK")
+async def trim_ok(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 3)
+    assert await lab.changes(lab.frontier.trim_logs()) == ((0, False), {})
+    await lab.frontier.control(log_bytes=2 * LOG_SIZE)
+    answer, changed = await lab.changes(lab.frontier.trim_logs())
+    assert answer == (1, False)
+    assert changed == {
+        "log:page": {"entries": ([log_entry()], [])},
+        "totals": {"log:page.bytes": (3 * LOG_SIZE, 2 * LOG_SIZE), "log:page.trimmed": (None, 1)},
+    }
+    # At the memory mark all of it is in the way; what is past its time is no loss.
+    assert await lab.frontier.trim_logs(is_full=True) == (2, False)
+    assert (await lab.totals())["log:page.trimmed"] == 3
+    assert await lab.frontier.trim_logs(is_full=True) == (0, False)
+    await lab.frontier.flow([], b"{}", {"page": 0})
+    await lab.client.xadd(lab.keys.log("page"), {"item": LOG_ITEM, "url": f"{A}/page"})
+    await lab.client.hincrby(lab.keys.totals, "log:page.created", 1)
+    await lab.client.hincrby(lab.keys.totals, "log:page.bytes", LOG_SIZE)
+    _, changed = await lab.changes(lab.frontier.trim_logs())
+    assert changed["totals"] == {"log:page.bytes": (LOG_SIZE, 0), "log:page.expired": (None, 1)}
+
+
+@case("drop", "UNKNOWN")
+async def drop_unknown(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    with pytest.raises(ConfigError, match="no stage 'enrich'"):
+        await lab.frontier.drop_items("enrich", "9-9")
+
+
+@case("drop", "OK")
+async def drop_ok(open_lab: OpenLab) -> None:
+    lab, [held, retried] = await _items(open_lab, ITEM, ITEM, stage_waiting_max=2)
+    assert await commit_items(lab, StageCommit(retried, Outcome.RETRY, (60_000,))) == ["DONE"]
+    await lab.offer(f"{B}/")
+    [page] = await lab.take()
+    await lab.end(page, items=["enrich", ITEM] * 2, url=f"{A}/page")
+    assert await lab.frontier.throttled() == {"enrich"}
+    [member] = await lab.client.zrange(lab.keys.delayed, 0, -1)
+    newest = (await lab.client.xrevrange(lab.keys.stage_stream("enrich"), count=1))[0][0].decode()
+    act = partial(lab.frontier.drop_items, "enrich", newest, [member, b"fetch|2|http://a.test|x"])
+    answer, changed = await lab.changes(act())
+    assert answer == (4, False)
+    assert changed.pop("stream:enrich") == {
+        "entries": ([item_entry()] * 3, []), "pending": ([["t1", item_entry()]], []),
+    }  # fmt: skip
+    assert changed["delayed"].keys() == {member.decode()}
+    assert changed["totals"] == {
+        "enrich.bytes": (3 * len(ITEM), 0),
+        "enrich.delayed": (1, 0),
+        "enrich.dropped": (None, 4),
+        "enrich.dropped.removed": (None, 4),
+        "enrich.streamed": (3, 0),
+    }
+    assert changed["state"]["throttled"] == ("enrich", None), "what it held back goes on"
+    assert await commit_items(lab, StageCommit(held, Outcome.DONE)) == ["LEASE_LOST"]
+    assert await act() == (0, False)
+    # Nothing that came behind what was there, and no more than a call may.
+    await lab.offer(f"{B}/2")
+    [page] = await lab.take()
+    await lab.end(page, items=["enrich", ITEM] * 250, url=f"{A}/page")
+    assert await act() == (0, False)
+    assert await lab.frontier.drop_items("enrich", "9999999999999-0") == (200, True)
+    assert await lab.frontier.drop_items("enrich", "9999999999999-0") == (50, False)
+
+
+@case("plan", "OK")
+async def plan_ok(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab)
+    act = partial(lab.frontier.plan_replay, "one", plan_of())
+    answer, changed = await lab.changes(act())
+    assert answer == ("OK", "")
+    assert changed == {"replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0")}}
+    assert await lab.changes(act()) == (("OK", ""), {})
+    await lab.frontier.control(closed=1)
+    assert (await lab.frontier.finish()).word == "RUNNING", "a replay is something left to do"
+    await lab.frontier.control(paused=1)
+    assert (await lab.frontier.finish()).word == "PAUSED"
+    await lab.frontier.control(paused="")
+    _, changed = await lab.changes(lab.frontier.cancel_replay("one"))
+    assert changed.keys() == {"replays", "replayed"}
+    assert changed["replayed"].keys() == {"ended:one"}
+    assert await lab.changes(lab.frontier.cancel_replay("one")) == (None, {})
+    assert await lab.changes(act()) == (("OK", ""), {}), "begun again by a reply that was lost it would send twice"
+    assert (await lab.frontier.finish()).word == "ENDED"
+    for n in range(25):
+        await lab.frontier.plan_replay(f"n{n}", plan_of())
+        await lab.frontier.cancel_replay(f"n{n}")
+    assert len((await lab.snapshot())["replayed"]) == 20
+    await lab.frontier.cancel_replay("early")
+    assert await lab.frontier.plan_replay("early", plan_of()) == ("OK", "")
+    assert "replays" not in await lab.snapshot(), "cancelled before this shard was told of it"
+
+
+@case("plan", "BUSY")
+async def plan_busy(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab)
+    await lab.frontier.plan_replay("one", plan_of())
+    assert await lab.changes(lab.frontier.plan_replay("two", plan_of())) == (("BUSY", "one"), {})
+    assert await lab.frontier.plan_replay("two", plan_of("enrich")) == ("OK", "")
+
+
+@case("plan", "MANY")
+async def plan_many(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    stages = [f"s{n}" for n in range(21)]
+    await lab.frontier.flow(stages, b"{}", {"page": 1000})
+    answers = [await lab.frontier.plan_replay(stage, plan_of(stage)) for stage in stages]
+    assert answers == [("OK", "")] * 20 + [("MANY", "")]
+
+
+@case("plan", "UNKNOWN")
+async def plan_unknown(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab)
+    for plan in (plan_of("none"), plan_of().replace(b'"page"', b'"none"')):
+        assert await lab.changes(lab.frontier.plan_replay("one", plan)) == (("UNKNOWN", ""), {})
+        assert (await lab.frontier.count_replay(plan))[0] == "UNKNOWN"
+
+
+@case("plan", "COUNTED")
+async def plan_counted(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 120)
+    answer, changed = await lab.changes(lab.frontier.count_replay(plan_of()))
+    assert changed == {}
+    word, at, looked, found = answer
+    assert (word, looked, found) == ("MORE", 100, 100)
+    word, _, looked, found = await lab.frontier.count_replay(plan_of(), at)
+    assert (word, looked, found) == ("END", 20, 20)
+    for conditions, expected in (
+        ({"is_missing": True}, 100),
+        ({"is_results": True}, 0),
+        ({"takes": ["Other", "Thing"]}, 100),
+        ({"takes": ["Other"]}, 0),
+        ({"type": "Thing"}, 100),
+        ({"type": "Thin"}, 0),
+        ({"version": ""}, 100),
+        ({"version": "2"}, 0),
+        ({"url": f"{A}/pa"}, 100),
+        ({"url": f"{B}/"}, 0),
+    ):
+        assert (await lab.frontier.count_replay(plan_of(**conditions)))[3] == expected, conditions
+    assert (await lab.frontier.count_replay(plan_of("enrich", is_missing=True)))[3] == 0
+
+
+@case("copy", "OK")
+async def copy_ok(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 101)
+    await lab.frontier.plan_replay("one", plan_of(takes=["Thing"]))
+    answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
+    assert answer == ("OK", 100)
+    (was, (now)) = changed.pop("replays")["one:at"]
+    assert (was, now.split(" ")[1:]) == (" 0 0", ["100", "100"])
+    copy = LOG_ITEM.replace("Book;", "")
+    assert changed == {
+        "stream:save": {"entries": ([], [item_entry(copy)] * 100)},
+        "totals": {
+            "save.bytes": (None, 100 * len(copy)), "save.copied": (None, 100), "save.created": (None, 100),
+            "save.streamed": (None, 100),
+        },
+    }  # fmt: skip
+
+
+@case("copy", "ENDED")
+async def copy_ended(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 2)
+    await lab.frontier.plan_replay("one", plan_of("out", is_missing=True))
+    answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
+    assert answer == ("ENDED", 2)
+    assert changed.pop("replays").keys() == {"one", "one:at"}
+    assert changed.pop("replayed").keys() == {"ended:one", "missing:page:out"}
+    assert changed.pop(f"{FETCH_STREAM}:out")["entries"] == ([], [{"item": '{"n":1}'}] * 2), "an output gets bare items"
+    assert changed["totals"]["out.copied"] == (None, 2)
+    # What was missing once is missing no more; what came since, and was not sent there, is.
+    assert await lab.frontier.plan_replay("two", plan_of("out", is_missing=True)) == ("OK", "")
+    assert await lab.frontier.copy_replay("two") == ("ENDED", 0)
+    await lab.frontier.plan_replay("three", plan_of("out"))
+    assert await lab.frontier.copy_replay("three") == ("ENDED", 2), "as often as a person asks"
+
+
+@case("copy", "OVER")
+async def copy_over(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 2)
+    assert await lab.changes(lab.frontier.copy_replay("one")) == (("OVER", 0), {})
+    await lab.frontier.plan_replay("one", plan_of())
+    await lab.frontier.copy_replay("one")
+    assert await lab.changes(lab.frontier.copy_replay("one")) == (("OVER", 0), {})
+
+
+@case("copy", "FULL")
+async def copy_full(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab, 20, stage_waiting_max=10)
+    await lab.frontier.plan_replay("one", plan_of())
+    assert await lab.frontier.copy_replay("one") == ("FULL", 4)
+    assert await lab.frontier.throttled() == frozenset(), "it holds nobody back who feeds the stage"
+    answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
+    assert (answer, changed) == (("FULL", 0), {})
+    await read_items(lab, "save")
+    await lab.frontier.control(stage_bytes=1)
+    assert await lab.frontier.copy_replay("one") == ("FULL", 1), "one always fits where none waits"
+
+
+@case("copy", "HELD")
+async def copy_held(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab)
+    await lab.frontier.plan_replay("one", plan_of())
+    for field in ("paused", "stopped"):
+        await lab.frontier.control(**{field: "1"})
+        assert await lab.changes(lab.frontier.copy_replay("one")) == (("HELD", 0), {})
+        await lab.frontier.control(**{field: ""})
+    assert await lab.frontier.copy_replay("one") == ("ENDED", 1)
+
+
+async def test_what_a_commit_writes_to_a_log_says_where_it_went_and_stays_within_its_bytes(open_lab: OpenLab) -> None:
+    lab = await _logged(open_lab)
+    assert (await lab.snapshot())["log:page"] == {"entries": [log_entry()]}
+    await lab.frontier.control(log_bytes=3 * LOG_SIZE)
+    await lab.offer(f"{A}/more")
+    [held] = await lab.take()
+    one = ("out", '{"n":1}', "log:page", f"1{LOG_ITEM}")
+    assert await lab.end(held, items=one * 5, url=f"{A}/page") == "DONE"
+    assert (await lab.snapshot())["log:page"] == {"entries": [log_entry(to="out", result=1)] * 3}
+    assert (await lab.totals())["log:page.trimmed"] == 3
+    # A stage gives by its line; and at the memory mark the log takes nothing more, and says so.
+    await lab.frontier.flow(["enrich@2"], b"{}", {"enrich": 1000})
+    await lab.client.xadd(lab.keys.stage_stream("enrich@2"), item_entry())
+    for state in ("created", "streamed"):
+        await lab.client.hincrby(lab.keys.totals, f"enrich@2.{state}", 1)
+    await lab.client.hincrby(lab.keys.totals, "enrich@2.bytes", len(ITEM))
+    [entry_id] = await read_items(lab, "enrich@2")
+    commit = StageCommit(entry_id, Outcome.DONE, items=["save", ITEM, "log:enrich", f"0{LOG_ITEM}"]).pack()
+    assert (await lab.frontier.stage_commit("t1", "enrich@2", [commit], 0))[0] == ["DONE"]
+    assert (await lab.snapshot())["log:enrich"] == {"entries": [log_entry(line="enrich@2", to="save")]}
+    await lab.frontier.control(stopped="MEMORY_FULL")
+    [entry_id] = await read_items(lab, "save")
+    commit = StageCommit(entry_id, Outcome.DONE, items=["log:enrich", f"1{LOG_ITEM}"]).pack()
+    assert (await lab.frontier.stage_commit("t1", "save", [commit], 0))[0] == ["DONE"]
+    assert (await lab.totals())["log:enrich.trimmed"] == 1
+    # A log that nobody declared, or what it could not send again, is refused with its whole commit.
+    await lab.frontier.control(stopped="")
+    for items in (["log:none", f"1{LOG_ITEM}"], ["log:page", LOG_ITEM]):
+        commit = StageCommit(FENCE, Outcome.DONE, items=items).pack()
+        assert (await lab.frontier.stage_commit("t1", "save", [commit], 0))[0] == ["INVALID"]
+
+
+async def test_pages_given_to_a_stage_that_parses_are_kept_while_the_setting_says_so(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    row = {"parse@2": {"from": ["page"], "logs": ["fetched.parse"], "takes": ["fetched"]}}
+    await lab.frontier.flow(["parse@2"], msgspec.json.encode(row), {"fetched.parse": 0})
+    stored = '["fetched",{"body":""},0]'
+
+    async def give(path: str) -> None:
+        await lab.offer(f"{A}/{path}")
+        [held] = await lab.take()
+        assert await lab.end(held, items=("parse@2", stored), url=f"{A}/{path}") == "DONE"
+
+    await give("1")
+    assert "log:fetched.parse" not in await lab.snapshot()
+    await lab.frontier.control(keep_bodies=1000)
+    await give("2")
+    entry = log_entry(item=stored, url=f"{A}/2", to="parse")
+    assert (await lab.snapshot())["log:fetched.parse"] == {"entries": [entry]}
+    plan = {"log": "fetched.parse", "target": "parse@2", "first": "-", "last": "+", "takes": ["fetched"]}
+    await lab.frontier.plan_replay("one", msgspec.json.encode(plan))
+    assert await lab.frontier.copy_replay("one") == ("ENDED", 1)
+    items = [entry["item"] for entry in (await lab.snapshot())["stream:parse@2"]["entries"]]
+    assert items == [stored] * 3
+    await lab.frontier.control(keep_bodies="")
+    assert await lab.frontier.trim_logs() == (1, False)
+
 
 @pytest.mark.parametrize(("script", "word"), sorted(CASES))
 async def test_a_word_changes_what_its_header_says(open_lab: OpenLab, script: str, word: str) -> None:
@@ -1714,7 +2025,11 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "addresses": (msgspec.msgpack.encode([]), msgspec.msgpack.encode(["192.0.2.1", "0:1-1", A]), 1, 1000),
     "cookies": ("host:a.test", msgspec.msgpack.encode(["a;a.test;/", "", "1", 0])),
     "control": (msgspec.msgpack.encode(["paused", "1"]),),
+    "copy": ("one",),
     "dispatch": (5,),
+    "drop": ("one", FENCE, 5, msgspec.msgpack.encode([])),
+    "plan": ("cancel", "one", ""),
+    "trim": (5, ""),
     "due": (5,),
     "revisit": (5,),
     "allow": (5, 0),
@@ -1733,7 +2048,7 @@ ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "replay": (msgspec.msgpack.encode([FENCE, A, "2", '[0,0,"page","/",0]']),),
     "sink_commit": ("out", 1, 0, 10, msgspec.msgpack.encode([FENCE]), "", "", 0),
     "sink_open": ("out", "s9", 1000, 5),
-    "flow": (msgspec.msgpack.encode(["one"]), b"{}"),
+    "flow": (msgspec.msgpack.encode(["one"]), b"{}", msgspec.msgpack.encode([])),
     "stage_commit": ("w1", "one", 5, b"\xc1"),
     "start": (FENCE, A, 100, 0),
     "visit": (A, "begin", 0, 100),

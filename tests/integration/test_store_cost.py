@@ -9,6 +9,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pytest
 
 from streamcrawl.ops.letters import LETTERS_PER_CALL
@@ -87,6 +88,23 @@ async def test_offer_of_250_links_on_250_new_hosts(slowlog: Lab) -> None:
     for _ in range(ROUNDS):
         assert await slowlog.frontier.offer(links(*one_host)) == ("OK", 0)
     await report(slowlog, "offer", "250 known links")
+
+
+async def test_offer_and_commit_where_politeness_is_by_domain(slowlog: Lab) -> None:
+    await delete_crawl(slowlog.client, slowlog.keys.crawl)
+    lab = await Lab.opened(slowlog.client, slots=5000, **fast(slowlog.keys.crawl, politeness_by="domain"))
+    for n in range(ROUNDS):
+        assert await lab.frontier.offer(links(*one_each(n, 250, host=f"r{n}-"))) == ("OK", 250)
+    await report(lab, "offer", "250 links, 250 new hosts of as many domains")
+    for n in range(ROUNDS):
+        of_one = [url.replace(".test/", ".one.com/") for url in one_each(n, 250, host=f"r{n}-")]
+        assert await lab.frontier.offer(links(*of_one)) == ("OK", 250)
+    await report(lab, "offer", "250 links, 250 new hosts of one domain")
+    held = await lab.take()
+    for n in range(ROUNDS):
+        commit = lab.commit_of(held[n], links=links(*one_each(n, 250, host=f"c{n}-")))
+        assert (await lab.commit(commit, limit=64)).words == ["DONE"]
+    await report(lab, "commit", "1 page with 250 links on as many new hosts and domains, 64 dispatched")
 
 
 async def test_revisit_of_100_pages_on_100_hosts(slowlog: Lab) -> None:
@@ -256,6 +274,40 @@ async def test_stage_commit_of_a_batch_and_of_many_items(slowlog: Lab) -> None:
         batch = [StageCommit(one.decode(), Outcome.DONE, items=["enrich", item]).pack() for one, _ in rows]
         assert set((await slowlog.frontier.stage_commit("t1", "enrich", batch, 0))[0]) == {"DONE"}
     await report(slowlog, "stage_commit", "64 items, each with one for the next stage")
+
+
+async def test_replays_of_logs_and_what_they_leave(slowlog: Lab) -> None:
+    rows = b'{"enrich":{"from":["page"],"logs":["page"]},"parse":{"from":["page"],"logs":["fetched.parse"]}}'
+    await slowlog.frontier.flow(["enrich", "parse"], rows, {"page": 3_600_000, "fetched.parse": 0})
+    await slowlog.frontier.control(stage_max=10**6, stage_bytes=10**9, log_bytes=10**9, keep_bodies=3_600_000)
+    await slowlog.offer(*one_each(0, 2 * ROUNDS, host="p"))
+    held = await slowlog.take()
+    item, page = f'["any","{"x" * 200}",0]', f'["fetched","{"x" * 20_000}",0]'
+    for n in range(ROUNDS):
+        many = slowlog.commit_of(held[n], items=["enrich", item, "log:page", f"0{item}"] * 200, url=f"{held[n].host}/")
+        assert (await slowlog.commit(many)).words == ["DONE"]
+    await report(slowlog, "commit", "1 page with 200 items, each in a log too")
+    for n in range(ROUNDS, 2 * ROUNDS):
+        many = slowlog.commit_of(held[n], items=["parse", page] * 30, url=f"{held[n].host}/")
+        assert (await slowlog.commit(many)).words == ["DONE"]
+    await report(slowlog, "commit", "30 pages of 20 kB, each in a log too")
+    for log, target, what in (
+        ("page", "enrich", "100 items"),
+        ("fetched.parse", "parse", "25 pages of 20 kB: some 500 kB"),
+    ):
+        plan = msgspec.json.encode({"log": log, "target": target, "first": "-", "last": "+"})
+        assert await slowlog.frontier.plan_replay(target, plan) == ("OK", "")
+        for _ in range(ROUNDS):
+            assert (await slowlog.frontier.copy_replay(target))[1] >= 20
+        await report(slowlog, "copy", what)
+        await slowlog.frontier.count_replay(plan)
+    for stage in ("enrich", "parse"):
+        while (await slowlog.frontier.drop_items(stage, "9999999999999-0"))[1]:
+            pass
+    await report(slowlog, "drop", "200 items, or 1 MB of pages")
+    for _ in range(ROUNDS):
+        await slowlog.frontier.trim_logs(is_full=True)
+    await report(slowlog, "trim", "200 items and 1 MB of pages")
 
 
 async def test_queue_scripts(slowlog: Lab, crawl_name: str) -> None:

@@ -153,6 +153,29 @@ async def test_full_queue_makes_a_put_wait_and_refuses_put_nowait(open_queue: Op
     assert (first.item, await queue.qsize()) == (0, 3)
 
 
+async def test_queue_with_as_many_dead_letters_as_it_may_have_is_full_and_loses_none(
+    open_queue: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, other = await open_queue(dead_max=2), await open_queue()
+    await queue.put_many(range(4))
+    for _ in range(3):
+        await other.dead(await other.get(), "no use")
+    stats = await other.stats()
+    assert (stats.dead, stats.dead_max, stats.waiting) == (3, 2, 1), "what was accepted may die, and is kept"
+    assert await queue.full()
+    waiting = asyncio.create_task(queue.put(4))
+    with pytest.raises(QueueFull, match=r"as many dead letters as it may \(dead_max\); look at `dead_letters\(\)`"):
+        await other.put_nowait(9)
+    done, _ = await asyncio.wait((waiting,), timeout=0.3)
+    assert not done
+    assert [record for record in caplog.records if "takes nothing more" in record.message]
+    assert not waiting.done()
+    assert await other.purge() == 3
+    await asyncio.wait_for(waiting, SOON_S)
+    await other.put_nowait(5)
+    assert await queue.qsize() == 3
+
+
 async def test_queue_that_was_full_takes_put_nowait_again_when_there_is_room(open_queue: Open) -> None:
     queue, other = await open_queue(maxsize=1), await open_queue()
     for is_first in (True, False):

@@ -47,9 +47,11 @@ Where = tuple[int, str]
 
 WORKERS: Final = ("w1", "w2", "w3")
 FEEDERS: Final = ("f1", "f2")
-DOWN: Final = "down.test"
-HOSTS: Final = ("a.test", "b.test", "c.test:81", "d.test", "e.test", "i.test", DOWN)
+DOWN: Final = "down"
+HOSTS: Final = ("a.test", "b.test", "c.test:81", "d.test", "e.test", "i.test", f"{DOWN}.test")
 """Of four shards each has one of these at least."""
+KIN: Final = ("a.one.com", "b.one.com", "c.one.com:81", "d.two.com", "two.com", "i.org", f"{DOWN}.one.com")
+"""The same where politeness is by domain: most count as one with others."""
 WEIGHTS: Final = {
     Kind.PAGE: {
         Outcome.DONE: 8,
@@ -89,6 +91,7 @@ class Walk:
     def __init__(self, crawl: Shards, seed: int, values: dict[str, Any]) -> None:
         self.random: Final = random.Random(seed)
         self.values: Final = values
+        self.hosts: Final = KIN if values["politeness_by"] == "domain" else HOSTS
         self.trace: Final[list[str]] = []
         self._begin(crawl)
 
@@ -124,6 +127,7 @@ class Walk:
         values = fast(
             name,
             shards=shards,
+            politeness_by=("host", "domain")[seed // 3 % 2],
             obey_robots=seed % 3 != 0,
             host_concurrency=1 + seed % 2,
             delay_ms=(0, 200)[seed // 2 % 2],
@@ -173,7 +177,8 @@ class Walk:
 
     def some_urls(self) -> list[str]:
         return [
-            f"http://{self.random.choice(HOSTS)}/{self.random.randrange(60)}" for _ in range(self.random.randrange(9))
+            f"http://{self.random.choice(self.hosts)}/{self.random.randrange(60)}"
+            for _ in range(self.random.randrange(9))
         ]
 
     def by_shard(self, urls: list[str]) -> dict[int, list[str]]:
@@ -456,7 +461,7 @@ class Walk:
         assert await self.crawl.frontiers[n].forget(ids) == 0
 
     async def purge(self) -> None:
-        host, level = f"http://{self.random.choice(HOSTS)}", self.random.choice("0122223")
+        host, level = f"http://{self.random.choice(self.hosts)}", self.random.choice("0122223")
         frontier = self.crawl.of(host)
         key = frontier.keys.queue(host, level)
         tasks: list[bytes] = await self.labs[self.crawl.index_of(host)].client.lrange(key, 0, -1)
@@ -468,7 +473,7 @@ class Walk:
         assert answer == (expected, len(taken) - expected)
 
     async def tell_host(self) -> None:
-        host = f"http://{self.random.choice(HOSTS)}"
+        host = f"http://{self.random.choice(self.hosts)}"
         name, values = self.random.choice(
             (
                 ("cap", (1, 2, 3, "")),
@@ -542,7 +547,7 @@ class Walk:
         self._begin(crawl)
 
     async def _act_on(self, stale: Frontier, held: Held | None) -> None:
-        host = f"http://{HOSTS[0]}"
+        host = f"http://{self.hosts[0]}"
         acts = [
             stale.offer(links(f"{host}/stale")),
             stale.dispatch(5),
@@ -564,7 +569,7 @@ class Walk:
         """All comes back to life and works to the end, and the end is said."""
         await self.crawl.control(paused="", closed="1")
         await self.crawl.first.control(open="")
-        for host in HOSTS:
+        for host in self.hosts:
             await self.crawl.of(f"http://{host}").set_host(f"http://{host}", blocked="")
         for n in range(len(self.labs)):
             await self.open_sink(n)

@@ -175,7 +175,9 @@ def test_setting_that_an_option_gives_says_its_variable_and_is_called_like_it(op
     assert option_of(str(option.name)) in option.opts
     names = ("obey_robots", "sitemaps", "one_round", "unchanged_records", "sort_query", "allow_private", "insecure")
     switches = dict.fromkeys(names, "1")
-    text = {"scope": "any", "allow": "a b", "cookies": "host", **switches}.get(str(option.name), "7")
+    text = {"scope": "any", "allow": "a b", "cookies": "host", "politeness_by": "domain", **switches}.get(
+        str(option.name), "7"
+    )
     assert gather({}, environment={found[1]: text}).keys() == {option.name}
 
 

@@ -50,6 +50,13 @@ class FullStore:
     def __iter__(self) -> Iterator[FullStore]:
         yield self
 
+    @property
+    def first(self) -> FullStore:
+        return self
+
+    async def logs(self) -> frozenset[str]:
+        return frozenset()
+
     async def give_up(self, **_: int) -> tuple[int, int, int]:
         return 0, 0, 0
 

@@ -25,6 +25,11 @@ class Book:
 
 
 @dataclass
+class SpecialBook(Book):
+    """Taken as a Book too."""
+
+
+@dataclass
 class Novel(Book):
     author: str = ""
 
@@ -188,14 +193,15 @@ def test_flow_names_what_is_held_back_by_a_full_stream() -> None:
     _, program = shop()
     flow = msgspec.json.decode(program.flow(["out", "warc-out"]))
     lines = ["page", "price", "count", "index@2"]
+    logs = ["page", "price", "count", "index"]
     assert flow == {
         "warc-out": {"from": ["page"], "batch": 1},
-        "out": {"from": lines, "batch": 1},
-        "price": {"from": ["page"], "batch": 1},
-        "count": {"from": ["page"], "batch": 1},
-        "index@2": {"from": ["price"], "batch": 1},
-        "save": {"from": lines, "batch": 100},
-        "watch": {"from": ["price"], "batch": 7},
+        "out": {"from": lines, "batch": 1, "logs": logs, "is_results": True},
+        "price": {"from": ["page"], "batch": 1, "logs": ["page"], "takes": ["Book"]},
+        "count": {"from": ["page"], "batch": 1, "logs": ["page"], "takes": ["Page"]},
+        "index@2": {"from": ["price"], "batch": 1, "logs": ["price"], "takes": ["Book"]},
+        "save": {"from": lines, "batch": 100, "logs": logs, "takes": ["dict", "Page"], "is_results": True},
+        "watch": {"from": ["price"], "batch": 7, "logs": ["price"], "takes": ["Book"]},
     }
     for stage in program.stages:
         fed = program.fed_by(stage, ["out", "warc-out"])
@@ -220,6 +226,31 @@ def test_pages_parsed_elsewhere_feed_what_pages_feed() -> None:
     assert program.router(program.stage("parse_item").gives, ["out"])(Book("a"), 1)[0] == "price"
     with pytest.raises(ConfigError, match="two page handlers have the label 'item'"):
         crawl.page(label="item")(taking(Any))
+
+
+def test_retained_item_goes_to_its_log_with_all_types_by_which_it_may_be_taken() -> None:
+    crawl = Crawl("shop")
+    crawl.page(label="plain")(taking(Any))
+    crawl.page(retain="2h")(taking(Any))
+    crawl.page(label="long", retain=7201)(taking(Any))
+    crawl.page(label="elsewhere", own_stage=True, retain="1d")(taking(Any))
+
+    @crawl.stage(retain="30m", version=3)
+    async def price(book: Book) -> None: ...
+
+    program = crawl.program
+    assert program.logs() == {
+        "page": 7_201_000, "parse_elsewhere": 86_400_000, "price": 1_800_000, "fetched.parse_elsewhere": 0,
+    }  # fmt: skip
+    assert set(program.retained_pages) == {"", "long"}
+    route = program.router("price", ["out"], log="price")
+    raw = b'{"title":"a","price":0.0}'
+    assert route(SpecialBook("a"), 1) == ["out", raw, "log:price", b'1["SpecialBook;Book",%b,1]' % raw]
+    of_page = program.router(PAGE, ["out"], log=PAGE)
+    assert of_page(Book("a"), 0)[-2:] == ["log:page", b'0["Book",%b,0]' % raw]
+    for wrong in ("0.5s", "366d", "soon"):
+        with pytest.raises(ConfigError):
+            crawl.stage(name="later", retain=wrong)(taking(Any))
 
 
 # -- what is refused when the program is read

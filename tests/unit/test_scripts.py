@@ -13,7 +13,7 @@ from streamcrawl.store.scripts import digest, script_names, source
 
 FRAGMENTS: Final = (
     *("_state", "_hosts", "_pace", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process"),
-    *("_lease", "_common", "_queue", "_alike", "_reasons"),
+    *("_lease", "_common", "_queue", "_alike", "_reasons", "_logs", "_replays"),
 )
 SCRIPTS: Final = (*script_names(), *script_names(of_queues=True))
 

@@ -51,6 +51,7 @@ SOME: dict[str, list[Any]] = {
     "cookies": ["off", "host", "crawl"],
     "drop_params": [(), ("ref", "utm_*"), ("tracking",)],
     "sort_query": [True, False],
+    "politeness_by": ["host", "domain"],
     "sitemaps": [True, False],
     "user_agent": ["books/1.0 (+https://example.org/bot)"],
     "contact": [None, "books@example.org", "https://example.org/bot"],
@@ -270,6 +271,7 @@ def test_classes_that_others_rely_on() -> None:
         "shards",
         "drop_params",
         "sort_query",
+        "politeness_by",
         "rotate_size_bytes",
         "rotate_every_ms",
     )

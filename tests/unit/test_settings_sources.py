@@ -44,6 +44,7 @@ OTHERS: dict[str, tuple[Any, Any, Any]] = {
     "cookies": ("host", "crawl", "off"),
     "drop_params": (("a",), ("ref", "utm_*"), ("tracking",)),
     "sort_query": (False, True, False),
+    "politeness_by": ("domain", "host", "domain"),
     "sitemaps": (False, True, False),
     "one_round": (False, True, False),
     "unchanged_records": (False, True, False),

@@ -4,7 +4,8 @@
 -- in one call}. An output without a row is fed by pages. `throttled` lists the streams that are over their mark.
 -- An entry of a stage has `item` (`["Type",item]`), `url` (of the page that it comes from), `attempt` and `crashes`.
 -- `<name>.bytes` of the totals is the length of all items in the stream of a stage or an output.
--- Derives `stream:<stage>`, `stream:fetch:<sink>`, `dead`.
+-- Derives `stream:<stage>`, `stream:fetch:<sink>`, `dead`, `log:<name>`.
+-- include _logs
 local STAGES = {}
 for name in string.gmatch(S.stages or '', '[^,]+') do STAGES[name] = true end
 local function stream_of(name) return P .. (STAGES[name] and 'stream:' or 'stream:fetch:') .. name end
@@ -139,26 +140,47 @@ local function are_items(items)
     for name in string.gmatch(call('HGET', KEYS[1], 'sinks') or '', '[^,]+') do SINKS[name] = true end
   end
   for i = 1, #items, 2 do
-    if not (STAGES[items[i]] or SINKS[items[i]]) or type(items[i + 1]) ~= 'string' then return false end
+    local name, record = items[i], items[i + 1]
+    if type(name) ~= 'string' or type(record) ~= 'string' then return false end
+    local log = string.match(name, '^log:(.*)$')
+    if log and not (LOGS[log] and string.find(record, '^[01]%["')) then return false end
+    if not (log or STAGES[name] or SINKS[name]) then return false end
   end
   return true
 end
 
--- Write them; `touched` collects the streams.
-local function emit(items, url, touched)
+-- Put one into the stream of a stage or an output, as created.
+local function enter_new(name, record, url)
+  count(name .. '.created', 1)
+  if STAGES[name] then return enter_item(name, record, url, 1, 0) end
+  call('XADD', P .. 'stream:fetch:' .. name, '*', 'item', record)
+  count(name .. '.streamed', 1)
+  count(name .. '.bytes', #record)
+end
+
+-- Write them as given by `line`; `touched` collects the streams. `log:<name>` stands behind the streams that its item went
+-- to, and has 1 (a result) or 0 before the item.
+local function emit(items, url, touched, line)
+  local to = {}
   for i = 1, #items, 2 do
-    local name = items[i]
-    count(name .. '.created', 1)
-    if STAGES[name] then
-      enter_item(name, items[i + 1], url, 1, 0)
+    local name, record = items[i], items[i + 1]
+    local log = string.match(name, '^log:(.*)$')
+    if log then
+      keep(log, string.sub(record, 2), url, line, table.concat(to, ','), string.sub(record, 1, 1))
+      to = {}
     else
-      call('XADD', P .. 'stream:fetch:' .. name, '*', 'item', items[i + 1])
-      count(name .. '.streamed', 1)
-      count(name .. '.bytes', #items[i + 1])
-    end
-    if not touched[name] then
-      touched[name] = true
-      touched[#touched + 1] = name
+      enter_new(name, record, url)
+      if not touched[name] then
+        touched[name] = true
+        touched[#touched + 1] = name
+      end
+      if S.logs then
+        local base = string.match(name, '^[^@]+')
+        to[#to + 1] = base
+        -- What goes into a stage that parses is a page, as it stands in the entry.
+        local pages = 'fetched.' .. base
+        if STAGES[name] and LOGS[pages] and kept_ms(pages) > 0 then keep(pages, record, url, line, base, '0') end
+      end
     end
   end
 end

@@ -1,4 +1,5 @@
--- fragment _links.lua: are links well formed? Checked before the first write, because Lua does not roll back.
+-- fragment _links.lua: are links well formed? Checked before the first write, because Lua does not roll back. Needs
+-- _state and _hosts.
 --
 -- Returns 0, or which one is not; the 251st of a list is none either: it would take the server too long.
 -- Not robots: the gate alone makes those.
@@ -8,6 +9,7 @@ local function bad_link(links)
   if #links > 1000 then return 251 end
   for i = 1, #links, 4 do
     local fp, key, level, rest = links[i], links[i + 1], links[i + 2], links[i + 3]
+    if type(key) == 'string' then key = named(key) end
     if type(fp) ~= 'string' or not string.find(fp, '^%-?%d+$') or #fp > 20 or type(key) ~= 'string'
       or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or type(level) ~= 'string' or not string.find(level, '^[1-3]$')
       or type(rest) ~= 'string' or not string.find(rest, '^"%l+","/.*%]$')

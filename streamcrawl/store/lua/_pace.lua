@@ -14,7 +14,7 @@
 -- a refusal still is.
 local REFUSALS = {http_429 = true, http_503 = true, timeout = true}
 
-local function answered_in(h, took)
+local function answered_in(h, took)   -- of a host or of a domain, as `refused`
   local floor, paced = floor_of(h), 0
   if floor > 0 and DELAY_FACTOR > 0 and (took * DELAY_FACTOR > floor or h.paced > floor) then
     local aim = math.max(floor, math.min(took * DELAY_FACTOR, DELAY_MAX))

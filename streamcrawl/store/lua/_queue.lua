@@ -9,7 +9,7 @@ local P = string.sub(KEYS[1], 1, -6)
 local S = {}
 do
   local names = {'epoch', 'levels', 'maxsize', 'attempts_max', 'crashes_max', 'lease_ms', 'dedup_ms', 'dedup_max', 'closed',
-    'wall_ms', 'ahead_ms', 'turn'}
+    'wall_ms', 'ahead_ms', 'turn', 'dead_max'}
   local values = call('HMGET', KEYS[1], unpack(names))
   for i = 1, #names do S[names[i]] = values[i] or nil end
 end

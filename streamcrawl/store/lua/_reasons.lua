@@ -5,7 +5,7 @@
 -- `other`. How many it has: the state's `reasons:<line>`.
 local REASONS_MOST = 50
 local OURS = {}
-for name in string.gmatch('robots redirected out_of_scope host_budget blocked_address no_sitemap handler unavailable purged '
+for name in string.gmatch('robots redirected out_of_scope host_budget blocked_address no_sitemap handler unavailable purged removed '
   .. 'replayed old_copy depth url_length trap_path_depth trap_repetition trap_query trap_calendar refresh_loop', '%S+') do
   OURS[name] = true
 end

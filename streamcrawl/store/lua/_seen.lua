@@ -46,7 +46,9 @@ end
 local function offer(fp, key, level, rest)
   if call('SADD', P .. 'seen:' .. bucket_of(hash_of(fp)), fp) == 0 then return false end
   seen_new = seen_new + 1
-  local h, line = host(key), string.match(rest, '^"(%l+)"')
+  local of
+  key, of = named(key)
+  local h, line = host(key, of), string.match(rest, '^"(%l+)"')
   count(line .. '.created', 1)
   if is_seed(rest) then count('seed.created', 1) end
   if PAGES_MOST and h.pages >= PAGES_MOST then

@@ -12,7 +12,7 @@ local S = {}
 do
   local names = {'epoch', 'clock_ms', 'wall_ms', 'delay_ms', 'delay_factor', 'delay_max_ms', 'demotion_max', 'cap', 'robots', 'pages_max', 'pages_per_host_max',
     'frontier_max', 'revisit_ms', 'seeds_max', 'sink_max', 'sink_max_bytes', 'crashes_max', 'slots', 'paused', 'stopped',
-    'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages'}
+    'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages', 'by_domain', 'logs'}
   local values = call('HMGET', KEYS[1], unpack(names))
   for i = 1, #names do S[names[i]] = values[i] or nil end
 end
@@ -39,6 +39,8 @@ local CAP, DELAY = tonumber(S.cap) or 1, tonumber(S.delay_ms) or 0
 local DELAY_FACTOR, DELAY_MAX = tonumber(S.delay_factor) or 2, tonumber(S.delay_max_ms) or 60000
 local DEMOTION_MAX = tonumber(S.demotion_max) or 16
 local STREAM = P .. 'stream:fetch'
+-- Do all hosts of one registrable domain count as one? Fixed when the crawl is made.
+local BY_DOMAIN = S.by_domain == '1'
 
 -- include _common
 

@@ -1,6 +1,6 @@
 -- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state, _hosts and _items.
 --
--- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else.
+-- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else (`fly`).
 -- What a command is given as a number is written out to 17 digits, by far the slowest part of its call.
 local texts = {}
 local function text_of(number)
@@ -15,7 +15,7 @@ end
 local function enter(key, h, level, task, line)
   -- With it the politeness that holds for it, which a worker cannot know: an operator may have set it for this host.
   call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task, 'delay', text_of(delay_of(h)), 'cap', text_of(cap_of(h)))
-  h.in_flight = h.in_flight + 1
+  fly(key, h, 1)
   count(line .. '.streamed', 1)
 end
 
@@ -24,8 +24,7 @@ end
 local function leave(key, line, id, ended)
   if call('XACK', STREAM, 'workers', id) ~= 1 then return false end
   if ended then ended[#ended + 1] = id else call('XDEL', STREAM, id) end
-  local h = host(key)
-  h.in_flight = h.in_flight - 1
+  fly(key, host(key), -1)
   count(line .. '.streamed', -1)
   return true
 end

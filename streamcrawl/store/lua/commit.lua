@@ -23,7 +23,7 @@
 --                 continued sitemap: {delay_ms, level, task}: the rest of it later, no attempt counted
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
---   items         stage or sink, record, …; for a stage `["Type",item]`
+--   items         stage, sink or retained log, record, …; for a stage `["Type",item]`; for a log see _items.lua
 --   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
 --                 does not say
 --   server        run_id of the server that took the links which were offered before; '' when none were
@@ -41,7 +41,8 @@
 --           INVALID     malformed, or of another host or line than the entry: nothing was written for it; the caller
 --                       makes it a dead letter
 --         {'GONE'}
--- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:<stage>`, `stream:fetch:<sink>`.
+-- Derives all keys of the frontier, `robots:<origin>`, `dead`, `stream:<stage>`, `stream:fetch:<sink>`,
+-- `log:<name>`.
 -- Repeat: harmless, LEASE_LOST.
 --
 -- One script, because two calls leave a gap: acknowledge first and a crash forgets the links, offer first and a crash
@@ -180,16 +181,26 @@ local function go_on_with_old_robots(c, h)
   count('robots.dropped.old_copy', 1)
   return true
 end
+-- Does it speak of all hosts of a domain? A connection that is not had (no address, refused, no TLS) is the host's own
+-- affair: of ten thousand that are gone each would slow down those that are well.
+local OF_ALL = {timeout = true, disconnected = true}
+local function is_of_all(c)
+  local d = c[8]
+  return c[4] ~= 'unanswered' or d[7] ~= nil or OF_ALL[d[3]] or (c[14] or '') ~= '' and d[3] ~= 'connect_timeout'
+end
 function ACT.unanswered(c, h)
   local level, task, reason, base, most, jitter, when_first, delay_ms, again, error = unpack(c[8])
   local is_kept = go_on_with_old_robots(c, h)
   -- The host did answer: with nothing that can be used, so nothing else is held back for it.
   if is_kept and reason == 'robots' then return end
   h.failures, h.failed_at = h.failures + 1, now
+  local p = pace_of(h)
+  local is_of_domain = p ~= h and is_of_all(c)
+  if is_of_domain then p.failures, p.failed_at = p.failures + 1, now end
   local status = string.match(reason, '^http_(%d+)$') or ''
   -- A page that always answers so must end when nothing of its host is left to compare it with.
   local is_last = when_first == 'dead' and status ~= '' and h.queued <= 0 and h.in_flight <= 0
-  if when_first and (h.failures <= 2 or is_last) then
+  if when_first and (math.max(h.failures, p.failures) <= 2 or is_last) then
     if when_first == 'retry' then
       call('ZADD', P .. 'delayed', now + delay_ms, 'fetch|' .. level .. '|' .. c[2] .. '|' .. again)
       count(c[3] .. '.delayed', 1)
@@ -201,8 +212,16 @@ function ACT.unanswered(c, h)
   end
   h.failing = reason
   if h.given_up == '' then call('ZADD', P .. 'failing', 'NX', now, c[2]) end
-  local backoff = math.min(most, base * 2 ^ math.min(h.failures - 1, 30))
-  h.blocked_until = math.max(h.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
+  local function back_off(x)
+    local backoff = math.min(most, base * 2 ^ math.min(x.failures - 1, 30))
+    x.blocked_until = math.max(x.blocked_until, now + math.floor(backoff * (500 + math.min(jitter, 1000) / 2) / 1000))
+  end
+  back_off(h)
+  if is_of_domain and p.failures >= 3 then
+    if p.failing == '' then p.failing_since = now end
+    p.failing = reason
+    back_off(p)
+  end
   if is_kept then return end
   -- A task that may itself be the cause goes to the end: asked again and again at the head it would pass for a host that
   -- is down, and all that waits behind it would be given up.
@@ -240,11 +259,12 @@ for n = 1, #commits do
     count(c[3] .. '.lease_lost', 1)
   else
     local h = host(c[2])
+    local p = pace_of(h)
     local refusal = c[14] or ''
-    if c[5] == 1 and refusal ~= '' then
-      refused(h, refusal, now - math.min(c[6], 60000) - (c[13] or 0))
+    if c[5] == 1 and refusal ~= '' and (p == h or is_of_all(c)) then
+      refused(p, refusal, now - math.min(c[6], 60000) - (c[13] or 0))
     elseif c[5] == 1 and c[13] and c[13] > 0 then
-      answered_in(h, c[13])
+      answered_in(p, c[13])
     end
     if c[5] == 1 and c[4] ~= 'unanswered' then
       is_answered = true
@@ -252,21 +272,23 @@ for n = 1, #commits do
         h.failures, h.failing, h.failed_at = 0, '', 0
         call('ZREM', P .. 'failing', c[2])
       end
+      if p ~= h then p.failures, p.failing, p.failed_at, p.failing_since = 0, '', 0, 0 end
     end
-    if c[7] > 0 then h.blocked_until = math.max(h.blocked_until, now + c[7]) end
+    if c[7] > 0 then p.blocked_until = math.max(p.blocked_until, now + c[7]) end
     ACT[c[4]](c, h)
     -- After the act: the delay that a robots verdict brings holds for the next fetch already.
     if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
     local links, left_out = c[9], c[11] or {}
     for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
     for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
-    emit(c[10], is_text(c[15]) and c[15] or c[2], touched)
+    emit(c[10], is_text(c[15]) and c[15] or c[2], touched, 'page')
     words[#words + 1] = 'DONE'
   end
 end
 -- Before anything counts what waits in the stream.
 for i = 1, #ended, 1000 do call('XDEL', STREAM, unpack(ended, i, math.min(i + 999, #ended))) end
 watch_marks(touched)
+trim_written()
 stop_when_full()
 if is_answered then call('HSET', KEYS[1], 'answered_at', now) end
 flush_seen()

@@ -15,7 +15,7 @@
 --           UNBALANCED  nothing is under way, nothing more can be, and the counts disagree: an audit error, not the end
 --         {'GONE'}
 -- `created` counts replays too: it only grows, so two looks tell whether anything came between.
--- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`, `revisits`.
+-- Derives `totals`, the streams, `delayed`, `schedule`, `giving_up`, `blocked`, `host:<host>`, `feeders`, `revisits`, `replays`.
 -- Cost O(blocked hosts), at most 10,000, and only when nothing else is left. Repeat: harmless.
 -- include _state
 local lines = {'page', 'robots', 'sitemap'}
@@ -37,8 +37,10 @@ local function answer(word)
     + items_created, total('page.done'),
     tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
 end
-if under_way > 0 then return answer('RUNNING') end
-local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed')
+local replays = call('HLEN', P .. 'replays')
+-- A replay waits for a crawl that is paused or stopped, and for no budget of pages.
+if under_way > 0 or (replays > 0 and S.paused ~= '1' and (S.stopped or '') == '') then return answer('RUNNING') end
+local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed') + replays
 -- Pages that are to be visited again: as long as there are any, or with `one_round` those whose time has come.
 if S.revisit_ms then
   local is_one = call('HGET', KEYS[1], 'one_round') == '1'

@@ -11,13 +11,15 @@
 -- ARGV[6..] item  str   `<level> <delay ms> <size of id> <id><bytes>`, at most 250; an id that was put before within
 --                       the window (the newest `dedup_max` of the last `dedup_ms`) is not put again
 --
--- Returns {'OK', accepted, left, last, level}  the first so many; fewer than given: it is full. `last`: of this member in
+-- Returns {'OK', accepted, left, last, level, why}  the first so many; fewer than given: it is full, why 'dead' when that is
+--                                 for its dead letters, which are as many as `dead_max`; else ''. `last`: of this member in
 --                                 all; `level`: how full it is by now, in thousandths of `maxsize`, 0 without one
 --         {'CLOSED'}              nothing was written
 --         {'FORGOT', last}        the store lost what followed number `last`; nothing was written
 --         {'INVALID', which}      not written by us; nothing was written
 --         {'GONE'}
--- Derives `stream:<level>`, `delayed`, `puts`, `ids`, `totals`. Cost O(items). Not allow-oom: a full server refuses new work.
+-- Derives `stream:<level>`, `delayed`, `dead`, `puts`, `ids`, `totals`. Cost O(items). Not allow-oom: a full server refuses
+-- new work.
 -- Repeat: harmless: the answer to the last turn of each member is kept (`puts`: last, turn, accepted, when; for a day,
 -- queue_reclaim.lua). It says the same, also when there is room by then: the rest goes on as another turn, whose items
 -- need not be these, so a call that the server reads late must write none of them.
@@ -31,7 +33,9 @@ local stored = call('HGET', P .. 'puts', ARGV[2]) or ''
 local last = tonumber(string.match(stored, '^%d+')) or 0
 local last_turn, answered = string.match(stored, '^%d+ (%d+) (%d+) ')
 -- An older one was given up: nobody reads this answer.
-if last_turn and tonumber(last_turn) >= turn then return {'OK', tonumber(answered), unsettled(), last, level(math.huge)} end
+if last_turn and tonumber(last_turn) >= turn then
+  return {'OK', tonumber(answered), unsettled(), last, level(math.huge), ''}
+end
 if last < tonumber(ARGV[4]) then return {'FORGOT', last} end
 local items, ids = {}, 0
 for n = 6, #ARGV do
@@ -41,11 +45,15 @@ for n = 6, #ARGV do
   if id_size ~= '0' then ids = ids + 1 end
 end
 if is_closed and ARGV[5] ~= 'again' and #items > 0 then return {'CLOSED'} end
-local room, accepted = math.huge, 0
+local room, accepted, why = math.huge, 0, ''
 if ARGV[5] == '' and MOST > 0 then room = MOST - size() end
+-- What dies is always taken, or an item would be lost: so what could die next is not. A queue that an older version made
+-- has no bound of its own.
+local dead_max = tonumber(S.dead_max) or 100000
+if ARGV[5] == '' and dead_max > 0 and call('XLEN', P .. 'dead') >= dead_max then why = 'dead' end
 local cutoff, known = now - tonumber(S.dedup_ms), P .. 'ids'
 for i = 1, #items do
-  if room <= 0 then break end
+  if room <= 0 or why == 'dead' then break end
   local level, delay_ms, id, at, n = unpack(items[i])
   local seen = id ~= '' and call('ZSCORE', known, id)
   if seen and tonumber(seen) > cutoff then
@@ -72,4 +80,4 @@ if ids > 0 then
   if over > 0 then call('ZREMRANGEBYRANK', known, 0, math.min(over, 2 * ids) - 1) end
 end
 flush_counts()
-return {'OK', accepted, unsettled(), last + accepted, level(room)}
+return {'OK', accepted, unsettled(), last + accepted, level(room), why}

@@ -7,11 +7,13 @@
 -- ARGV[3] walked  str      entry id up to which the caller has walked `stream:fetch`; '0-0' when it has not
 -- ARGV[4] seen    msgpack  for each of the hosts the ids that it saw up to there: 2,000 in all, or one host
 --
--- Returns {'OK', mended}  hosts whose queued or in_flight was wrong, or that were wrongly in or out of the schedule or
---                         of the lists of blocked, given-up and demoted hosts
+-- Returns {'OK', mended}  hosts whose queued or in_flight was wrong (by domain also what the domain says of it), or that
+--                         were wrongly in or out of the schedule (or of their domain's turns, or their domain was) or of
+--                         the lists of blocked, given-up and demoted hosts
 --         {'BEHIND'}      more than 1,000 entries came after `walked`: walk on, and ask again; nothing was written
 --         {'GONE'}
--- Derives `host:<host>`, `queue:<host>:<level>`, `schedule`, `blocked`, `given_up`, `giving_up`, `demoted`, `stream:fetch`.
+-- Derives `host:<host>`, `domain:<domain>`, `turns:<domain>`, `probes:<domain>`, `queue:<host>:<level>`, `schedule`, `blocked`,
+-- `given_up`, `giving_up`, `demoted`, `stream:fetch`.
 -- Repeat: harmless, mended is 0.
 --
 -- A host given up for its page budget gets its chance again when the budget was raised.
@@ -33,13 +35,20 @@ for i = 1, #keys do
   local key, h, queued = keys[i], host(keys[i]), 0
   for level = 0, 3 do queued = queued + call('LLEN', queue_key(key, level)) end
   local flying = in_stream[key] or 0
+  local p, field = pace_of(h), 'in_flight:' .. key
   local is_wrong = h.queued ~= queued or h.in_flight ~= flying
   h.queued, h.in_flight = queued, flying
+  if BY_DOMAIN then
+    is_wrong = is_wrong or (p[field] or 0) ~= flying
+    p.in_flight, p[field] = p.in_flight - (p[field] or 0) + flying, flying
+    misplaced[h.domain] = true
+  end
   if h.given_up == 'host_budget' and (not PAGES_MOST or h.pages < PAGES_MOST) then
     h.given_up = ''
     call('ZREM', P .. 'giving_up', key)
   elseif not is_wrong then
-    is_wrong = is_ready(key, h) ~= (call('ZSCORE', P .. 'schedule', key) ~= false)
+    is_wrong = is_ready(key, h) ~= (call('ZSCORE', P .. place_of(h), key) ~= false)
+      or BY_DOMAIN and (place_in_schedule(h.domain, p) ~= nil) ~= (call('ZSCORE', P .. 'schedule', h.domain) ~= false)
   end
   is_wrong = is_misplaced('blocked', key, h.blocked ~= '') or is_wrong
   is_wrong = is_misplaced('given_up', key, is_lost(h)) or is_wrong

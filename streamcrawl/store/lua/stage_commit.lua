@@ -18,7 +18,7 @@
 --           INVALID     malformed: nothing was written for it; the caller makes it a dead letter
 --         and the streams that are over their mark, with commas between
 --         {'GONE'}
--- Derives all keys of the frontier, `dead`, `delayed`, `stream:<stage>`, `stream:fetch:<sink>`.
+-- Derives all keys of the frontier, `dead`, `delayed`, `stream:<stage>`, `stream:fetch:<sink>`, `log:<name>`.
 -- Repeat: harmless, LEASE_LOST.
 --
 -- One script, because two calls leave a gap: acknowledge first and a crash loses what follows, write first and a crash
@@ -82,12 +82,13 @@ for n = 5, #ARGV do
       for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
       for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
       has_links = has_links or #links > 0
-      emit(c[5], f.url, changed)
+      emit(c[5], f.url, changed, stage)
       words[#words + 1] = 'DONE'
     end
   end
 end
 watch_marks(changed)
+trim_written()
 if has_links then
   stop_when_full()
   flush_seen()

@@ -28,7 +28,7 @@ from tests.integration import (
     test_store_seen,
     test_store_sinks,
 )
-from tests.integration.snapshot import Lab, fast
+from tests.integration.snapshot import Lab, fast, links
 from tests.integration.walk import Walk
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
         "call('XACK', STREAM, 'workers', id)",
         "a late commit",
     ),
-    "the entry stays": ("_stream", "  call('XDEL', STREAM, id)\n  local h", "  local h", "dead robots"),
+    "the entry stays": ("_stream", "else call('XDEL', STREAM, id) end", "end", "hand_back OK"),
     "in_flight in leave": ("_stream", "h.in_flight = h.in_flight - 1", "h.in_flight = h.in_flight", "cap"),
     "in_flight in enter": ("_stream", "h.in_flight = h.in_flight + 1", "h.in_flight = h.in_flight", "cap"),
     "alone": ("_stream", "if crashes < 2 or alone then", "if true then", "a killer"),
@@ -106,7 +106,12 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the writer": ("sink_commit", "if have[1] ~= ARGV[3] then return {'REPLACED'} end", "", "a writer replaced"),
     "all or nothing": ("sink_commit", "if #lost > 0 then return", "if false then return", "one lost record"),
     "the low mark": ("_items", "mark * 0.2", "mark * 0.9", "the marks"),
-    "the host of an entry": ("commit", "entry[2][2] == c[2] and", "", "broken commits"),
+    "the host of an entry among others": ("commit", "fields[2] == c[2] and", "", "batches of commits"),
+    "what a batch ended": ("commit", "for i = 1, #ended, 1000 do", "for i = 1, 0 do", "batches of commits"),
+    "an entry that was not read ahead": ("commit", "if not fields then", "if false then", "batches of commits"),
+    "the budget of a whole queue": ("_dispatch", "math.min(free, budget)", "free", "pages of the budget"),
+    "the whole batch of a sink": ("sink_commit", "rows[i] ~= nil and rows[i][1] == ids[i]", "true", "one lost record"),
+    "the host of an entry": ("commit", "fields[2] == c[2] and", "", "broken commits"),
     "the length of an id": ("_common", "and #ms <= 19 and #seq <= 19", "", "broken commits"),
     "the failing host's time": (
         "give_up",
@@ -200,6 +205,30 @@ async def broken_commits(open_lab: OpenLab) -> None:
         await lab.check()
 
 
+async def batches_of_commits(open_lab: OpenLab) -> None:
+    """Each of a batch is judged by its own entry, also where all are read at once: few slots, and many commits."""
+    for slots in (4, 1000):
+        lab = await open_lab(slots=slots)
+        await lab.offer(*(f"http://{host}.test/" for host in "abcde"))
+        one, two, three, four, five = await lab.take()
+        assert await lab.end(five) == "DONE"
+        commits = [lab.commit_of(held) for held in (two, one, two, three, four, five)]
+        commits[3].host = one.host
+        commits[4].links = links("http://a.test/new")
+        words = (await lab.commit(*commits)).words
+        assert words == ["DONE", "DONE", "LEASE_LOST", "INVALID", "DONE", "LEASE_LOST"]
+        await lab.check()
+        assert await lab.end(three) == "DONE"
+
+
+async def pages_of_the_budget(open_lab: OpenLab) -> None:
+    """Of one queue that has more, no more than the budget goes at once."""
+    lab = await open_lab(pages_max=3, host_concurrency=10, delay_ms=0)
+    await lab.offer(*(f"http://a.test/{n}" for n in range(9)))
+    assert (await lab.frontier.dispatch(9)).moved == 3
+    await lab.check()
+
+
 async def a_walk(open_lab: OpenLab) -> None:
     client = (await open_lab()).client
     # Without a delay and with a cap of 1, so that much happens.
@@ -217,6 +246,8 @@ def _case(script: str, word: str) -> Callable[[OpenLab], Awaitable[None]]:
 CHECKS: Final[dict[str, Callable[[Any], Awaitable[None]]]] = {
     **{f"{script} {word}": check for (script, word), check in test_store_contracts.CASES.items()},
     "broken commits": broken_commits,
+    "batches of commits": batches_of_commits,
+    "pages of the budget": pages_of_the_budget,
     "another epoch": lambda lab: test_store_contracts.test_a_worker_of_another_epoch_writes_nothing(lab, "dispatch"),
     "a late commit": lambda lab: test_store_leases.test_a_late_commit_writes_nothing(
         lab, test_store_leases._put_back, Outcome.DONE

@@ -23,6 +23,7 @@ from redis import Redis
 
 from streamcrawl import TaskQueue
 from streamcrawl.errors import ExitCode
+from streamcrawl.settings import Settings
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.janitor import MEMORY_MARK
 from tests.e2e.command import REPOSITORY, Command, Running
@@ -88,7 +89,7 @@ class Watched:
 
     def __init__(self, folder: Path, rules: list[Path], site: SiteSpec = SITE, *, program: str = "") -> None:
         """Prepare it; with a program it is the crawl of that one, and the second supervisor works at its last stage."""
-        self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY})
+        self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY}, may_fill=True)
         self.site = SiteProcess(site)
         self.command = Command(folder / "here")
         (self.command.folder / "settings.toml").write_text(
@@ -103,8 +104,10 @@ class Watched:
             rules,
         )
         self.since = 0.0
+        self.fired: set[str] = set()
+        self.cleared: set[str] = set()
         self._begin = ("run", program) if program else ("crawl", "--name", NAME)
-        self._join = ("worker", program, "--stage", STAGES[-1]) if program else ("worker", NAME, "--concurrency", "8")
+        self._join = ("worker", program, "--stage", STAGES[-1]) if program else ("worker", NAME, "--concurrency", "4-8")
 
     @contextmanager
     def at_work(self) -> Iterator[Self]:
@@ -167,9 +170,13 @@ class Watched:
 
     def until_firing(self, *alerts: str) -> None:
         self.until(f"{alerts} fire", lambda: set(alerts) <= self.prometheus.firing())
+        self.fired.update(alerts)
 
     def until_clear(self, *alerts: str) -> None:
-        self.until(f"{alerts} are over", lambda: not set(alerts) & self.prometheus.firing())
+        """Wait until these are over that were seen to fire; of none, all of them."""
+        which = set(alerts) or self.fired
+        self.until(f"{alerts} are over", lambda: not which & self.prometheus.firing())
+        self.cleared |= which & self.fired
 
 
 def filled(expr: str) -> str:
@@ -348,7 +355,6 @@ def frozen(*pids: int) -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
-    """Not staged, and tested by promtool alone: a full frontier, which ends the crawl, and a disk that fails."""
     watched = Watched(
         tmp_path, hurried_rules(tmp_path / "rules"), SiteSpec(hosts=4, pages_per_host=5000, latency_ms=30)
     )
@@ -365,7 +371,7 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
 
         with frozen(watched.site.pid):
             watched.until_firing("StreamcrawlStalled", "StreamcrawlPendingOld")
-        watched.until_clear("StreamcrawlStalled", "StreamcrawlPendingOld")
+        watched.until_clear("StreamcrawlStalled", "StreamcrawlPendingOld", "StreamcrawlWorkersCrashing")
 
         with frozen(*(writer.pid for writer in watched.children("sink"))):
             watched.until_firing("StreamcrawlSinkStalled", "StreamcrawlStageFull")
@@ -387,6 +393,10 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
         redis.hincrby(Keys(NAME).totals, "page.done", -1)
         watched.until_clear("StreamcrawlAofOff", "StreamcrawlAuditUnbalanced")
 
+        with watched.redis.full_disk():
+            watched.until_firing("StreamcrawlAofFailed")
+        watched.until_clear("StreamcrawlAofFailed")
+
         # Each a host of its own where nobody listens: a backlog while nobody fetches, and given up then.
         port = free_port()
         seeds = "".join(f"http://127.0.3.{n}:{port}/\n" for n in range(1, 201))
@@ -405,6 +415,7 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
             return "StreamcrawlLoopLag" in watched.prometheus.firing()
 
         watched.until("StreamcrawlLoopLag fires", stall_and_look)
+        watched.fired.add("StreamcrawlLoopLag")
 
         with frozen(watched.redis.pid):
             watched.until_firing("StreamcrawlHeartbeatLate")
@@ -422,14 +433,29 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
                 process.kill()
         watched.until_firing("StreamcrawlLeasesLost")
         watched.until("all of that is over", lambda: not watched.prometheus.firing())
+        watched.until_clear()
 
-        redis.config_set("maxmemory", redis.info("memory")["used_memory"])
-        assert watched.crawl.wait().code == ExitCode.STOPPED
-        watched.until_firing("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
-        redis.config_set("maxmemory", MEMORY)
+        crawl = watched.crawl
         again = ("crawl", "--resume", "--name", NAME, "--redis", watched.redis.url, "--metrics-port", watched.ports[0])
-        with watched.command.start(*again):
-            watched.until_clear("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
+        with ExitStack() as stack:
+            watched.say("settings", "set", NAME, "frontier-max=1")
+            assert crawl.wait().code == ExitCode.STOPPED
+            watched.until_firing("StreamcrawlFrontierFull", "StreamcrawlNoConsumers")
+            watched.say("settings", "set", NAME, f"frontier-max={Settings(name=NAME).frontier_max}")
+            crawl = stack.enter_context(watched.command.start(*again))
+            watched.until_clear("StreamcrawlFrontierFull", "StreamcrawlNoConsumers")
+
+            redis.config_set("maxmemory", redis.info("memory")["used_memory"])
+            assert crawl.wait().code == ExitCode.STOPPED
+            watched.until_firing("StreamcrawlMemoryFull")
+            redis.config_set("maxmemory", MEMORY)
+            stack.enter_context(watched.command.start(*again))
+            watched.until_clear("StreamcrawlMemoryFull")
+
             for exporter in watched.exporters:
                 exporter.process.terminate()
             watched.until_firing("StreamcrawlExporterMissing")
+            another = ("exporter", "--redis", watched.redis.url, "--port", watched.ports[-1])
+            stack.enter_context(watched.command.start(*another))
+            watched.until_clear("StreamcrawlExporterMissing")
+    assert watched.cleared == {rule["alert"] for rule in rules() if "alert" in rule}

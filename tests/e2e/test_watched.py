@@ -185,6 +185,10 @@ def filled(expr: str) -> str:
     return re.sub(r"\$\w+", lambda found: values[found.group()], expr)
 
 
+OF_LOGS: Final = re.compile(r"\bby \([^)]*\blog\b")
+"""What is of logs that a program retains: see the test after."""
+
+
 def asked() -> list[tuple[str, str]]:
     """Every query that has to find something while a crawl is well: of an alert, each metric it is made of."""
     found: list[tuple[str, str]] = []
@@ -192,7 +196,7 @@ def asked() -> list[tuple[str, str]]:
     for where, expr in expressions():
         names = re.findall(r"(?:\w+:)?streamcrawl_\w+(?::\w+)?", expr)
         found += [(where, name) for name in names] if where in alerts else [(where, filled(expr))]
-    return found
+    return [(where, expr) for where, expr in found if not OF_LOGS.search(expr)]
 
 
 async def use_a_queue(url: str) -> None:
@@ -214,7 +218,7 @@ async def delete_the_queue(url: str) -> None:
 @pytest.mark.timeout(240)
 def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_path: Path) -> None:
     watched = Watched(tmp_path, RULES)
-    with watched.at_work():
+    with SiteProcess(SITE) as late, watched.at_work():
         asyncio.run(use_a_queue(watched.redis.url))
         prometheus = watched.prometheus
         watched.until("pages of both supervisors", lambda: watched.has('streamcrawl_slots_busy{stage="fetch"} > 0'))
@@ -224,6 +228,15 @@ def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_p
         watched.say("resume", NAME)
         watched.fetching_child(watched.worker).kill()
         watched.until("the dead child is replaced", lambda: watched.has("streamcrawl_worker_restarts_total > 0"))
+        with frozen(*(writer.pid for writer in watched.children("sink"))):
+            fewer = 'streamcrawl_slot_changes_total{reason="downstream"} > 0'
+            watched.until("its slots are fewer as the output stands", lambda: watched.has(fewer))
+
+        # Prometheus knows that a count has risen only from what it saw before, and those of the seeds may be too early.
+        watched.until("the exporter counts what is left out", lambda: watched.has("streamcrawl_tasks_dropped_total"))
+        seeds = f"{late.url(1, '/private/a/b/0')}\nhttp://127.0.3.1:{free_port()}/\n"
+        (watched.command.folder / "late.txt").write_text(seeds)
+        watched.say("seed", NAME, "late.txt")
 
         missing = asked()
 
@@ -248,15 +261,20 @@ TRUTH: Final = "sum by (stage) (max without (instance, job, pod) ({}))"
 WAITING: Final = TRUTH.format("streamcrawl_stream_oldest_waiting_seconds")
 OF_OTHERS: Final = (
     "streamcrawl_throttled",
+    "streamcrawl_slot_changes_total",
     "streamcrawl_output_bytes",
     "streamcrawl_worker_restarts_total",
     "streamcrawl_tasks_reclaimed_total",
 )
-"""What is of the fetch, of files, or of workers that die: see the test before."""
+"""What is of the fetch, of slots that adapt, of files, or of workers that die: see the test before."""
+RETAINED: Final = STAGES[0]
+"""The stage whose log is kept."""
 
 
-def of_stages() -> list[tuple[str, str, str]]:
-    """Every query of a dashboard that speaks of each stage: where it stands, the stage, and the query."""
+def of_stages() -> list[tuple[str, tuple[str, str], str]]:
+    """Every query of a dashboard that speaks of each stage or log: where it stands, the label and its value there has
+    to be an answer for, and the query.
+    """
     names = {path.stem for path in DASHBOARDS}
     by_stage = [
         (where, filled(expr))
@@ -266,7 +284,8 @@ def of_stages() -> list[tuple[str, str, str]]:
         and 'stage="fetch"' not in expr
         and not any(name in expr for name in OF_OTHERS)
     ]
-    return [(where, stage, expr) for where, expr in by_stage for stage in STAGES]
+    found = [(where, ("stage", stage), expr) for where, expr in by_stage for stage in STAGES]
+    return found + [(where, ("log", RETAINED), filled(expr)) for where, expr in expressions() if OF_LOGS.search(expr)]
 
 
 def has_ended_all(redis: Redis, stage: str) -> bool:
@@ -290,19 +309,19 @@ def test_a_programs_stages_are_in_every_panel_and_their_figures_are_those_of_the
 
         def everything_is_there() -> bool:
             missing[:] = [
-                (where, stage, expr)
-                for where, stage, expr in missing
+                (where, of, expr)
+                for where, of, expr in missing
                 if not any(
-                    one.labels.get("stage") == stage and not all(map(isnan, one.values))
+                    of in one.labels.items() and not all(map(isnan, one.values))
                     for one in prometheus.over(expr, since=watched.since)
                 )
             ]
             return not missing
 
         try:
-            watched.until("every query has both stages", everything_is_there)
+            watched.until("every query has both stages, or the log", everything_is_there)
         except AssertionError:
-            raise AssertionError("\n".join(f"{where}: {stage}: {expr}" for where, stage, expr in missing)) from None
+            raise AssertionError("\n".join(f"{where}: {of}: {expr}" for where, of, expr in missing)) from None
         assert prometheus.faults() == []
 
         # Paused, what is in the stages is worked off, and their workers stay to be asked.

@@ -343,15 +343,18 @@ class Frontier:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        packed = _PACK(links.named(by_domain=self.by_domain))
-        answer = await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
+        answer = await self._offer(links, whose, can_wait=can_wait)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def offer_seeds(self, links: Links) -> tuple[str, int, float]:
         """Offer seeds, at most LINKS_PER_CALL: as `offer` answers, and how full the crawl is, in parts of its bound."""
-        answer = await self._run("offer", self.epoch, SEEDS, _PACK(_as_text(links.flat)), "0")
+        answer = await self._offer(links, SEEDS, can_wait=False)
         word = answer[0].decode()
         return word, answer[1], answer[2] / 1000 if word == "OK" else 1.0
+
+    async def _offer(self, links: Links, whose: str, *, can_wait: bool) -> Any:
+        packed = _PACK(links.named(by_domain=self.by_domain))
+        return await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
 
     async def dispatch(self, limit: int) -> Dispatched:
         answer = await self._run("dispatch", self.epoch, limit)

@@ -302,8 +302,8 @@ class Crawl:
             return before[-1] if before else PAGE
         if source != PAGE and source not in before:
             raise ConfigError(
-                f"source {source!r} is not declared before: there is {', '.join([PAGE, *before])}; a stage gets items "
-                "of an earlier one, so that they never go in a circle"
+                f"source {source!r} is not declared before: there is {', '.join([PAGE, *before])} ({PAGE}: what any "
+                "handler of pages gives); a stage gets items of an earlier one, so that they never go in a circle"
             )
         return source
 

@@ -286,7 +286,7 @@ CLASSES: Final[dict[str, tuple[SettingClass, str]]] = {
     "sort_query": (_IDENTITY, "seen URLs are known by the form it leaves: with another, pages would be fetched again"),
     "politeness_by": (
         _IDENTITY,
-        "it decides of what the store keeps delays, caps and what is under way: these cannot change at one moment",
+        "delays, caps and what is under way are kept for each host or each domain, and cannot move at one moment",
     ),
     "scope": (
         _TUNABLE,

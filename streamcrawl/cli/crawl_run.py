@@ -34,8 +34,9 @@ from streamcrawl.cli.opening import (
 )
 from streamcrawl.cli.options import given_settings, place_of
 from streamcrawl.cli.resting import refuse_while_at_work
-from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
+from streamcrawl.cli.running import Job, Running
 from streamcrawl.cli.store import FOLDER, Store, crawl_store, embedded_names
+from streamcrawl.cli.stored import Stored, read_state, read_stored
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders
@@ -183,7 +184,8 @@ def _check(options: CrawlOptions) -> None:
             raise ConfigError(f"--seeds {options.seeds} cannot be read: {error.strerror}") from error
     if not (options.urls or options.seeds or options.is_resume):
         raise ConfigError(
-            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give URLs or --seeds FILE"
+            f"program {options.app!r} has no seeds: Crawl(…, seeds=[…]), or give URLs or --seeds FILE; "
+            "--resume goes on with a crawl that had some"
             if options.app
             else "say what to crawl: streamcrawl crawl https://example.org/ (or --seeds FILE, --sitemap URL, or "
             "--resume to go on)"

@@ -28,6 +28,7 @@ from streamcrawl.cli.store import (
     running_store,
     start_command,
 )
+from streamcrawl.cli.stored import read_state, read_stored
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreError, StoreUnavailable
 from streamcrawl.ops.progress import clock
 from streamcrawl.ops.status import counted, feeder_text, number, read_status, stored_sinks
@@ -67,9 +68,10 @@ class _Place(NamedTuple):
     def command(self, word: str) -> str:
         return shlex.join(["streamcrawl", word, self.name, *self.options])
 
-    def start(self) -> str:
+    async def start(self) -> str:
         """Return the command that starts workers."""
-        return start_command(self.name, self.redis_url, self.options)
+        stored = read_stored(await read_state(self.crawl.client, self.name))
+        return start_command(self.name, self.redis_url, self.options, stored.app if stored else "")
 
 
 @asynccontextmanager
@@ -113,7 +115,7 @@ def resume(name: str, redis_url: str | None, *, is_json: bool, place: tuple[str,
             was_text = "was not paused"
             if before.is_paused or before.stopped:
                 was_text = "goes on" + f" (it had stopped: {before.stopped})" * bool(before.stopped)
-            none = "" if is_alive else f"; no worker is alive, start some: {at.start()}"
+            none = "" if is_alive else f"; no worker is alive, start some: {await at.start()}"
             write(f"crawl {name}: {was_text}{none}")
 
     interrupts.run(run())
@@ -152,7 +154,7 @@ async def _drain(
                     break
                 if not is_warned and not await until_answered(lambda: _is_anyone_alive(at), patience, is_over):
                     is_warned = True
-                    showing.say(f"no worker is alive: nobody takes what waits; start some: {at.start()}")
+                    showing.say(f"no worker is alive: nobody takes what waits; start some: {await at.start()}")
                 showing.show(f"draining {name}: {_in_words(left)}")
                 await sleep_or_stop(is_over, LOOK_S)
         status = await read_status(at.crawl.client, name)

@@ -14,14 +14,15 @@ from streamcrawl.cli.options import CONTEXT
 def command() -> None:
     """Hosts of a crawl. HOST is a key (https://example.org), host:port, a name, or a URL of it.
 
-    A name means the host by http and by https, whichever the crawl knows.
+    A name means the host by http and by https, whichever the crawl knows; another port has to be said.
     """
 
 
 @subcommand(command, "ls")
 @limit_option(20, "Hosts of each sort")
 def ls(place: Place, limit: int) -> int:
-    """List hosts of the crawl NAME that stand out: blocked, failing, given up, with most queued (of a sample)."""
+    """List hosts of the crawl NAME that stand out: blocked, failing, demoted, given up, with most queued
+    (of a sample)."""
     from streamcrawl.cli.operators import list_of_hosts
 
     return list_of_hosts(place, limit)

@@ -24,8 +24,8 @@ from streamcrawl.work.supervisor import SinkSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from streamcrawl.cli.running import Stored
     from streamcrawl.cli.store import Store
+    from streamcrawl.cli.stored import Stored
     from streamcrawl.settings import Settings
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.program import Program

@@ -18,6 +18,7 @@ from streamcrawl.cli import interrupts
 from streamcrawl.cli.bar import Bar
 from streamcrawl.cli.options import write
 from streamcrawl.cli.store import existing_store, start_command
+from streamcrawl.cli.stored import read_state, read_stored
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops import letters, pending, queues, replays
 from streamcrawl.ops.explain import explain, explanation_lines
@@ -261,11 +262,13 @@ def _say(place: Place, tally: Tally, phrases: Mapping[str, str], noun: str, *, i
 
 
 async def _say_who_works(place: Place, crawl: Shards) -> None:
-    """Say how to go on when nobody is there to fetch what was queued."""
+    """Say how to go on when nobody is there to do what was asked for."""
     rows = await pending.workers(crawl)
     if any(is_alive for _, is_alive in rows.values()):
         return
-    _note(f"no worker is alive; to have them fetched: {start_command(place.name, place.redis_url, place.options)}")
+    stored = read_stored(await read_state(crawl.client, place.name))
+    start = start_command(place.name, place.redis_url, place.options, stored.app if stored else "")
+    _note(f"no worker is alive; to have it done: {start}")
 
 
 # -- retained logs
@@ -313,7 +316,7 @@ def replay_log(
             return ExitCode.STOPPED if bar.is_stopped else ExitCode.DONE
         if not await replays.is_any(crawl, plans):
             if is_missing:
-                _write_result(place, plans, replays.Count(0, 0), "nothing is missing", has_ended=True)
+                _write_result(place, plans, replays.Count(0, 0), has_ended=True)
                 return ExitCode.DONE
             raise ConfigError(
                 "nothing of it was written in that time: `streamcrawl status` says how old the oldest entry is"
@@ -351,8 +354,7 @@ async def _await_replay(place: Place, crawl: Shards, plans: Sequence[Replay], *,
                 is_told = True
                 _note(f"no worker reads {target.stage}: streamcrawl worker MODULE:ATTRIBUTE --stage {target.stage}")
             await asyncio.sleep(_LOOK_S)
-    phrase = "sent" if has_ended else "sent so far"
-    _write_result(place, plans, count, phrase, has_ended=has_ended)
+    _write_result(place, plans, count, has_ended=has_ended)
     if has_ended:
         return ExitCode.DONE
     if bar.is_stopped:
@@ -362,13 +364,17 @@ async def _await_replay(place: Place, crawl: Shards, plans: Sequence[Replay], *,
     return ExitCode.DONE
 
 
-def _write_result(place: Place, plans: Sequence[Replay], count: Count, phrase: str, *, has_ended: bool) -> None:
+def _write_result(place: Place, plans: Sequence[Replay], count: Count, *, has_ended: bool) -> None:
     """Say how far a replay is."""
     if place.is_json:
         ids = [one.id for one in plans]
         _json({"replays": ids, "looked": count.looked, "sent": count.found, "ended": has_ended})
         return
-    write(f"{number(count.found)} of {number(count.looked)} looked at: {phrase}")
+    if has_ended and not count.looked:
+        write("nothing is missing")
+    else:
+        so_far = "" if has_ended else " so far"
+        write(f"{number(count.found)} sent{so_far}, of {number(count.looked)} looked at")
 
 
 async def _cancel_replay(place: Place, crawl: Shards, replay_id: str) -> ExitCode:

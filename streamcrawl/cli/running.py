@@ -24,55 +24,20 @@ from streamcrawl.ops.status import read_status
 from streamcrawl.ops.summary import Run, exit_code, summary_json, summary_lines
 from streamcrawl.sinks.targets import read_target
 from streamcrawl.store.connection import mapped_errors
-from streamcrawl.store.keys import Keys
 from streamcrawl.work.inspection import stamped_tasks
 from streamcrawl.work.logs import FromLibraries, Level, Logger, Said
 from streamcrawl.work.supervisor import SinkSpec, Supervisor, machine_of
 from streamcrawl.work.traces import check_traces
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 
-    from redis.asyncio import Redis
     from rich.console import Console
 
     from streamcrawl.cli.store import Store
     from streamcrawl.settings import Settings
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.program import Program
-
-
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a crawl was begun with, beside its settings: enough to go on without being told again."""
-
-    scope: dict[str, Any]
-    sinks: dict[str, str]
-    """Name in Redis -> absolute path, or URL of a database without its password."""
-    seeds: list[str] = []
-    seeds_file: str | None = None
-    app: str = ""
-    """The program whose crawl it is, as it was named; '' for a plain crawl."""
-    machine: str = ""
-    """Where it was created, and an output is begun that nobody has written to yet."""
-
-
-async def read_state(client: Redis, name: str) -> dict[str, str]:
-    """Return the state of a crawl's first shard; empty when there is no crawl."""
-    with mapped_errors():
-        state: Any = await client.hgetall(Keys(name).state)
-    return {field.decode(): value.decode("utf-8", "replace") for field, value in state.items()}
-
-
-def read_stored(state: Mapping[str, str]) -> Stored | None:
-    """Return what the command stored; None for no crawl, or one that a program began."""
-    if "crawl" not in state:
-        return None
-    try:
-        return msgspec.json.decode(state["crawl"], type=Stored)
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"what this crawl was begun with cannot be read ({error}); begin again with --fresh"
-        ) from error
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

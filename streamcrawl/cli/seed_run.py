@@ -32,8 +32,8 @@ from streamcrawl.cli.opening import (
     settings_of_new_crawl,
 )
 from streamcrawl.cli.options import write
-from streamcrawl.cli.running import Stored, read_state, read_stored
 from streamcrawl.cli.store import MEMORY_DEFAULT_BYTES, crawl_store, embedded_names, existing_store
+from streamcrawl.cli.stored import Stored, read_state, read_stored
 from streamcrawl.cli.worker_run import compare_given
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.progress import clock

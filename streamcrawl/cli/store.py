@@ -46,9 +46,13 @@ class Store(NamedTuple):
     """Limit of the server itself; 0 when it has none, or it is only looked at."""
 
 
-def start_command(name: str, redis_url: str | None, options: Sequence[str]) -> str:
-    """Return the command that starts workers of a crawl that is there; `options` say where it is kept."""
-    word = ["crawl", "--resume", "--name", name] if redis_url is None else ["worker", name]
+def start_command(name: str, redis_url: str | None, options: Sequence[str], app: str = "") -> str:
+    """Return the command that starts workers of a crawl that is there; `options` say where it is kept, `app` of which
+    program it is."""
+    if app:  # without it nobody would know the stages, and the crawl is refused
+        word = ["run", app, "--resume", "--name", name] if redis_url is None else ["worker", app, "--name", name]
+    else:
+        word = ["crawl", "--resume", "--name", name] if redis_url is None else ["worker", name]
     return shlex.join(["streamcrawl", *word, *options])
 
 

@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from streamcrawl.cli.opening import check_program, tell_flow
-from streamcrawl.cli.running import Job, Running, Stored, read_state, read_stored
+from streamcrawl.cli.running import Job, Running
 from streamcrawl.cli.store import Store, existing_store
+from streamcrawl.cli.stored import Stored, read_state, read_stored
 from streamcrawl.errors import ConfigError, ExitCode
 from streamcrawl.ops.status import counted, number, read_status
 from streamcrawl.rules.host_headers import HostHeaders

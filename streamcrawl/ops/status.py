@@ -1144,7 +1144,8 @@ def status_lines(status: Status) -> list[str]:
     rows += [
         (
             "output",
-            f"{sink.path or sink.name}: {counted(sink.written, 'record')}, {_size_text(sink)}"
+            f"{f'{sink.path} ({sink.name})' if sink.path else sink.name}: {counted(sink.written, 'record')}, "
+            f"{_size_text(sink)}"
             f"{number(sink.waiting)} waiting",
         )
         for sink in status.sinks
@@ -1289,7 +1290,9 @@ def _worker_text(worker: WorkerStatus) -> str:
         load = f"{number(worker.busy)} of {load} busy" if worker.slots else f"{number(worker.busy)} in hand"
     if worker.slots_most is not None:
         load += f" ({number(worker.slots_least or 0)} to {number(worker.slots_most)})"
-    about = (f"{worker.role}, " if worker.role else "") + load
+    # Of a program all stages have the same role: its name alone says which of them lacks workers.
+    name = worker.stage if worker.role == STAGE else ""
+    about = "".join((worker.role, f" {name}" if name else "", ", " if worker.role else "", load))
     place = "".join((f", on {worker.machine}" if worker.machine else "", f", pid {worker.pid}" if worker.pid else ""))
     return f"{worker.consumer}: {about}, last beat {span(worker.beat_age_ms)} ago{place}"
 

@@ -142,7 +142,7 @@ def _next(run: Run, status: Status) -> list[str]:
                 f"to fetch what a blocked host keeps: streamcrawl host unblock {status.name} HOST, then {run.resume}"
             ]
         is_idle = run.pages_before and status.page("done") == run.pages_before
-        return ["nothing was left to do; --fresh begins again"] if is_idle else []
+        return ["no page was left to fetch; --fresh begins again"] if is_idle else []
     if run.word == "LIMIT":
         return [f"more: {run.more}"]
     if run.word == "UNBALANCED":

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, encode_rest
 from streamcrawl.rules.urls import fingerprint, hostname_of, registrable_domain
-from streamcrawl.settings import SCHEMA, Settings
+from streamcrawl.settings import SCHEMA, SettingClass, Settings, fields_of, key_of, show_value
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
 from streamcrawl.store.recount import Walk
@@ -343,15 +343,18 @@ class Frontier:
             ("OK", how many were new) | ("LEASE_LOST", 0) | ("FULL", tasks queued) | ("WAIT", seeds that are not ended
             yet) | ("INVALID", which).
         """
-        packed = _PACK(links.named(by_domain=self.by_domain))
-        answer = await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
+        answer = await self._offer(links, whose, can_wait=can_wait)
         return answer[0].decode(), answer[1] if len(answer) > 1 else 0
 
     async def offer_seeds(self, links: Links) -> tuple[str, int, float]:
         """Offer seeds, at most LINKS_PER_CALL: as `offer` answers, and how full the crawl is, in parts of its bound."""
-        answer = await self._run("offer", self.epoch, SEEDS, _PACK(_as_text(links.flat)), "0")
+        answer = await self._offer(links, SEEDS, can_wait=False)
         word = answer[0].decode()
         return word, answer[1], answer[2] / 1000 if word == "OK" else 1.0
+
+    async def _offer(self, links: Links, whose: str, *, can_wait: bool) -> Any:
+        packed = _PACK(links.named(by_domain=self.by_domain))
+        return await self._run("offer", self.epoch, whose, packed, "1" if can_wait else "0")
 
     async def dispatch(self, limit: int) -> Dispatched:
         answer = await self._run("dispatch", self.epoch, limit)
@@ -803,6 +806,20 @@ def other_schema(name: str, stored: bytes | None) -> StoreIncompatible:
     )
 
 
+def _unlike(stored: str, settings: Settings) -> str:
+    """Return in which settings a crawl is another one: `politeness_by=domain (asked for is host)`."""
+    plain, known = Settings(name=settings.name), msgspec.json.decode(stored, type=dict[str, Any])
+    had = {
+        field: show_value(field, known.get(field, getattr(plain, field))) for field in fields_of(SettingClass.IDENTITY)
+    }
+    asked = {field: show_value(field, getattr(settings, field)) for field in had}
+    return ", ".join(
+        f"{key_of(field)}={value} (asked for is {asked[field]})"
+        for field, value in had.items()
+        if value != asked[field]
+    )
+
+
 async def open_shard(
     client: Redis, settings: Settings, *, sinks: Sequence[str] = (), shard: int = 0, epoch: str = "", given: bytes = b""
 ) -> tuple[Frontier, bool]:
@@ -844,8 +861,8 @@ async def open_shard(
         raise other_schema(settings.name, answer[1])
     if word == "IDENTITY":
         raise ConfigError(
-            f"crawl {settings.name!r} exists with {stored} and was asked for with {identity}: these cannot change; "
-            "give the stored values, another --name, or --fresh to delete it"
+            f"crawl {settings.name!r} exists with {_unlike(stored, settings)}: these cannot change; give the stored "
+            "values, another --name, or --fresh to delete it"
         )
     if word == "SINKS":
         raise ConfigError(

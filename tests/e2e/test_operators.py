@@ -34,9 +34,7 @@ def test_dead_letters_of_a_crawl_are_sent_again_and_removed(command: Command) ->
         replayed = command.run("dead", "replay", "127.0.0.1", "--host", down, "--json")
         said = json.loads(replayed.out)
         assert said["queued"] + said["asked"] == len(dead)
-        assert replayed.err == (
-            "no worker is alive; to have them fetched: streamcrawl crawl --resume --name 127.0.0.1\n"
-        )
+        assert replayed.err == ("no worker is alive; to have it done: streamcrawl crawl --resume --name 127.0.0.1\n")
         again = command.run("crawl", "--resume", "--host-give-up", "100ms")
         assert again.code == ExitCode.WITH_DEAD_LETTERS, again.err
         assert command.pages() == {url for url in site.expected_pages() if not url.startswith(down)}

@@ -45,6 +45,7 @@ def test_sink_that_comes_later_gets_what_it_missed_and_pages_are_parsed_again_wi
     result = programs.command.run(*missing)
     assert result.code == ExitCode.DONE, result
     assert "no worker is alive" in result.err
+    assert "streamcrawl run tests.programs:with_late --resume" in result.err, "a plain crawl would be refused"
     again = ("replay", "retaining", "--stage", "parse", "--from", "1h", "--no-wait", "--json")
     assert programs.ask(*again)["ended"] is False
     programs.run("with_late", *seeds)

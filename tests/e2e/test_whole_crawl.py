@@ -99,7 +99,7 @@ def test_budget_is_exact_and_a_larger_one_goes_on(command: Command, site: SitePr
     assert command.pages() == site.expected_pages()
     again = command.run("crawl", site.seed_url, "--scope", "any")
     assert again.code == ExitCode.DONE
-    assert "nothing was left to do; --fresh begins again" in again.out
+    assert "no page was left to fetch; --fresh begins again" in again.out
 
 
 def test_fresh_says_what_it_deletes_and_begins_again(command: Command, site: SiteProcess) -> None:

@@ -211,7 +211,7 @@ def test_dead_letters_are_listed_sent_again_and_removed(command: Typed, crawl_na
     assert (said["queued"], said["asked"], said["gone"], said["invalid"], said["stopped"]) == (5, 0, 0, 0, False)
     replayed = command.run("dead", "replay", crawl_name, *chosen, "--attempts", "keep")
     assert replayed.out == "15 queued again\n"
-    assert replayed.err.startswith("no worker is alive; to have them fetched: streamcrawl worker ")
+    assert replayed.err.startswith("no worker is alive; to have it done: streamcrawl worker ")
     assert command.run("dead", "replay", crawl_name, *chosen).out == "no dead letter to do it to (41 looked at)\n"
     assert command.run("dead", "purge", crawl_name, "--id", letters[-1]["id"]).out == "1 removed for good\n"
     assert command.run("dead", "purge", crawl_name, "--all").out == "40 removed for good\n"

@@ -93,7 +93,7 @@ async def test_figures_are_those_of_the_crawl(open_lab: OpenLab, crawl_name: str
     assert "dropped          1 (robots 1)" in text
     assert "w1: fetch, 3 of 8 slots busy, last beat" in text
     assert "on m1, pid 7" in text
-    assert "/data/pages.jsonl: 0 records, 0 bytes, 1 waiting" in text
+    assert f"/data/pages.jsonl ({SINK}): 0 records, 0 bytes, 1 waiting" in text
     assert "seeds            7 not ended, more may come" in text
     assert "pages/s" not in text  # that table is for several shards
     document = json.loads(json.dumps(status.as_json()))
@@ -380,6 +380,12 @@ async def test_slots_that_adapt_are_shown_with_their_limits(lab: Lab, crawl_name
     (worker,) = status.workers
     assert (worker.slots, worker.slots_least, worker.slots_most) == (72, 16, 256)
     assert "w1: fetch, 3 of 72 slots busy (16 to 256), last beat" in "\n".join(status_lines(status))
+
+
+async def test_worker_of_a_program_is_shown_with_its_stage(lab: Lab, crawl_name: str) -> None:
+    about = {"pid": 7, "machine": "m1", "role": "stage", "stage": "compare", "slots": 8, "busy": 3}
+    await beat(lab, slots=8, info=json.dumps(about))
+    assert "w1: stage compare, 3 of 8 slots busy" in "\n".join(status_lines(await read_status(lab.client, crawl_name)))
 
 
 async def test_feeders_are_shown_with_cursor_and_last_sign(lab: Lab, crawl_name: str) -> None:

@@ -507,10 +507,10 @@ async def test_a_link_without_its_domain_is_refused(open_lab: OpenLab) -> None:
     assert await lab.snapshot() == before
 
 
-async def test_links_of_pages_and_of_stages_bring_their_domains(open_lab: OpenLab) -> None:
+async def test_links_of_pages_and_of_stages_and_seeds_bring_their_domains(open_lab: OpenLab) -> None:
     lab = await opened(open_lab)
     await lab.frontier.flow(["enrich"], b'{"enrich": {"from": ["page"], "batch": 1}}')
-    await lab.offer(f"{C}/")
+    assert await lab.frontier.offer_seeds(links(f"{C}/")) == ("OK", 1, 0.0)
     [held] = await lab.take()
     item = ("enrich", '["any",{},0]')
     assert await lab.end(held, links=links(f"{A}/1", depth=1), items=item, url=f"{C}/") == "DONE"

@@ -120,7 +120,7 @@ def test_summary_of_a_command_without_the_option_names_one_that_has_it(stopped: 
 
 def test_summary_of_a_run_that_found_nothing_to_do() -> None:
     assert summary_lines(run("ENDED", pages_before=100), status())[-1] == (
-        "  nothing was left to do; --fresh begins again"
+        "  no page was left to fetch; --fresh begins again"
     )
 
 

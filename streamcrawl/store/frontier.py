@@ -349,7 +349,7 @@ class Frontier:
 
     async def offer_seeds(self, links: Links) -> tuple[str, int, float]:
         """Offer seeds, at most LINKS_PER_CALL: as `offer` answers, and how full the crawl is, in parts of its bound."""
-        answer = await self._run("offer", self.epoch, SEEDS, _PACK(_as_text(links.flat)), "0")
+        answer = await self._run("offer", self.epoch, SEEDS, _PACK(links.named(by_domain=self.by_domain)), "0")
         word = answer[0].decode()
         return word, answer[1], answer[2] / 1000 if word == "OK" else 1.0
 

@@ -172,9 +172,7 @@ async def test_a_replay_lets_those_go_first_whom_its_stage_holds_back(open_lab: 
     while await lab.frontier.throttled():
         answer: Any = await lab.client.xreadgroup(GROUP, "t1", {lab.keys.stage_stream("price@2"): ">"}, count=1)
         [(entry_id, _)] = answer[0][1]
-        await lab.frontier.stage_commit(
-            "t1", "price@2", [StageCommit(entry_id.decode(), Outcome.DONE).pack()], 0
-        )
+        await lab.frontier.stage_commit("t1", "price@2", [StageCommit(entry_id.decode(), Outcome.DONE).pack()], 0)
         await lab.frontier.copy_replay(plan.id)
         reads += 1
     assert reads <= 18 - 3, "pages wait until a fifth of the mark is left, whatever a replay has to bring"

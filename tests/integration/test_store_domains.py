@@ -83,6 +83,12 @@ async def test_a_domain_has_the_state_that_its_hosts_have_without(open_lab: Open
     assert held.host == B
 
 
+async def test_seeds_bring_their_domain_as_links_do(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+    assert (await lab.frontier.offer_seeds(links(f"{A}/", f"{B}/")))[:2] == ("OK", 2)
+    assert (await lab.check())["schedule"].keys() == {"one.com"}
+
+
 async def test_schemes_ports_and_names_of_a_domain_count_as_one(open_lab: OpenLab) -> None:
     lab = await opened(open_lab)
     kin = ("http://one.co.uk", "https://one.co.uk", "http://one.co.uk:81", "http://w.w.one.co.uk")

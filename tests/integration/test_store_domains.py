@@ -434,6 +434,25 @@ async def test_a_domain_that_hangs_is_given_up_with_all_its_hosts(open_lab: Open
     assert (await give_up(lab))[1] == 0
 
 
+async def test_domains_that_are_down_together_are_given_up_in_bounded_steps(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+    domains = [f"d{n}.com" for n in range(5)]
+    await lab.offer(*(f"http://h{n}.{name}/" for name in domains for n in range(30)))
+    for _ in range(36):
+        await lab.frontier.due()
+        for held in await lab.take():
+            await lab.end(held, Outcome.UNANSWERED, **hang(held))
+        await lab.let_pass(120_000)
+    given = []
+    while not given or given[-1]:
+        given.append((await give_up(lab))[1])
+    assert sum(given) == 150
+    assert max(given) <= 60
+    state = await lab.check()
+    assert state["totals"]["page.dead.host_unreachable"] == 150
+    assert not [key for key in state if key.startswith(("turns:", "probes:"))]
+
+
 async def test_a_chance_for_a_host_forgives_its_domain(open_lab: OpenLab) -> None:
     lab = await opened(open_lab, delay_max_ms=60_000)
     await lab.offer(*(f"http://h{n}.one.com/" for n in range(4)))

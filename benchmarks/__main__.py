@@ -27,6 +27,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "process_tree": Benchmark("Is the CPU time of a whole process tree counted in full?", ("--check",), "5 s"),
     "page_cost": Benchmark("What does a page cost, against the bare loop?", ("--rounds", "3", "--startup"), "1 min"),
     "redis_cost": Benchmark("What does a page cost Redis: CPU, bytes, scripts, commands?", (), "5 s"),
+    "lifecycles": Benchmark("How many tasks a second does one Redis carry through their life?", (), "5 s"),
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "metrics_cost": Benchmark("What do metrics cost of a page? (fails above 3 %)", None, "20 s"),

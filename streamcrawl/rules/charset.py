@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from chardetng_py import EncodingDetector  # type: ignore[import-untyped]
@@ -197,6 +198,7 @@ def _is_utf8(body: bytes) -> bool:
     return 0 < sequences >= _UTF8_FAULTS * text.count("\ufffd")
 
 
+@lru_cache(maxsize=256)
 def codec_of(label: str) -> str | None:
     """Return Python's codec for what browsers understand by a label; None for one that they do not know."""
     return _CODEC_BY_LABEL.get(label.strip(_LABEL_SPACE).lower())

@@ -62,9 +62,12 @@ def host_delay_ms(delay_ms: int, crawl_delay_ms: int | None, crawl_delay_max_ms:
     return delay_ms if crawl_delay_ms is None else max(delay_ms, min(crawl_delay_ms, crawl_delay_max_ms))
 
 
+_REFUSAL_OF: Final = {429: Refusal.TOO_MANY, 503: Refusal.UNAVAILABLE}
+
+
 def refusal_of(status: int) -> Refusal | None:
     """Return which refusal an answer of this status is, which speaks of the whole host; None for one of a page."""
-    return {429: Refusal.TOO_MANY, 503: Refusal.UNAVAILABLE}.get(status)
+    return _REFUSAL_OF.get(status)
 
 
 def is_of_host(refusal: Refusal, attempt: int) -> bool:

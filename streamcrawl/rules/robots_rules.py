@@ -130,6 +130,8 @@ class RobotsRules:
 
     def _deciding(self, url: str) -> _Rule | None:
         """Return the strongest rule that matches."""
+        if not self._lengths and not self._wild:
+            return None
         path = normal_form(split_url(url)[1].encode("ascii", "replace"))
         best = None
         for length in self._lengths:

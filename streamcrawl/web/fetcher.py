@@ -6,11 +6,11 @@ sends the credentials of a URL, never connects to an address that its guard refu
 whose fault it is when that fails, stands in proxies.py. Start at `Fetcher.fetch`.
 
 aiohttp by itself repeats a GET whose connection broke, also on a fresh connection and also after part of an answer:
-that would hit a host twice without its delay. Here the errors of a started request are mapped in `_Response.start`,
-below that repetition, and one repetition is left: a kept-alive connection that turns out to be closed before a single
-byte of the answer came has not asked the host anything.
+that would hit a host twice without its delay. Here requests are written to its connections directly, the errors of a
+started one are mapped in `_Handler.answer`, and one repetition is left: a kept-alive connection that turns out to be
+closed before a single byte of the answer came has not asked the host anything.
 
-`yarl.URL(url, encoded=True)` puts the canonical URL on the wire byte for byte; without it yarl would quote it anew.
+The canonical URL goes on the wire byte for byte. Connections, their pool, TLS and the parser are aiohttp's.
 
 Sources: RFC 9110 sections 10.1.3 (Referer) and 15.4 (redirects); RFC 9112 section 9.3.1
 (repeating requests on a closed connection).
@@ -20,24 +20,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
-from aiohttp import (
-    ClientRequest,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    DummyCookieJar,
-    TCPConnector,
-    client_exceptions,
-)
+from aiohttp import ClientRequest, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, client_exceptions
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.helpers import EMPTY_BODY_METHODS, TimeoutHandle
+from aiohttp.helpers import EMPTY_BODY_METHODS
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_writer import _serialize_headers
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -92,6 +86,8 @@ INTERIMS_MAX: Final = 100
 BARREN_MAX_BYTES: Final = 1_048_576
 """The same with an extension of a chunk that never ends."""
 MESSAGE_MAX: Final = 300
+DOORS_MAX: Final = 1024
+"""Hosts of which is kept how a connection to them is asked for; some 3 MB."""
 CONNECTIONS_SPARE: Final = 8
 """Connections over the work slots, for robots.txt: waiting for one would count as a slow host."""
 UNPROXIED_WAIT_MS: Final = 5000
@@ -167,7 +163,8 @@ class Fetcher:
         self._guard = AddressGuard(settings, inside or Inside())
         self._resolver: Resolver | None = None
         self._session: ClientSession | None = None
-        self._timeout = _timeout(settings)
+        self._doors: dict[str, ClientRequest] = {}
+        """How a connection is asked for, by host key: made anew each time it is a tenth of what a request costs."""
 
     def apply(self, settings: Settings) -> None:
         """Fetch by other settings from the next request on; the pool keeps its size."""
@@ -175,7 +172,7 @@ class Fetcher:
         self._always = _headers_of(settings)
         self._guard.apply(settings)
         self._headers = HostHeaders(settings.headers, settings.auth)
-        self._timeout = _timeout(settings)
+        self._doors.clear()
 
     async def __aenter__(self) -> Fetcher:
         self._resolver = Resolver(self._guard, self._settings.nameservers)
@@ -187,6 +184,7 @@ class Fetcher:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         session, self._session = self._session, None
+        self._doors.clear()
         if session is not None:
             await session.close()
         if self._resolver is not None:
@@ -232,35 +230,37 @@ class Fetcher:
         session, resolver = self._session, self._resolver
         if session is None or resolver is None:
             raise RuntimeError("the fetcher is used outside of its `async with`")
-        target = _target(url)
+        host_key, path = _target(url)
+        door = self._doors.get(host_key) or self._open_door(session, host_key)
         body_max = self._settings.body_max_bytes if body_max_bytes is None else body_max_bytes
-        sent = CIMultiDict(self._always)
+        sent = door.headers.copy()
         if referrer is not None and not (referrer.startswith("https:") and url.startswith("http:")):
             sent["Referer"] = referrer
         if headers is not None:
             sent.update(headers)
         if self._headers:
-            sent.update(self._headers.of(split_url(url)[0]))
+            sent.update(self._headers.of(host_key))
         if jar is not None:
             cookies = jar.header(url, sent.get("Cookie"))
             if cookies is not None:
                 sent["Cookie"] = cookies
-        what: dict[str, Any] = {"method": method, "data": data.encode() if data else None}
-        read_buffer = min(READ_BUFFER_BYTES, max(READ_BUFFER_MIN_BYTES, body_max))
+        content = _with_content(sent, method, data) if data or method not in ClientRequest.GET_METHODS else b""
         if self._settings.proxied and not self._settings.proxies:
             # It was started before somebody said so.
             raise ProxyError("this worker has no proxy, and its crawl goes by some", url, wait_ms=UNPROXIED_WAIT_MS)
-        proxy = self._routes.choose(target.raw_host or "", url)
-        by_proxy: dict[str, Any] = {}
+        proxy = self._routes.choose(door.host, url) if self._settings.proxies else None
         if proxy is not None:
-            by_proxy = self._by_proxy(proxy, target, url, sent)
-        began_at = datetime.now(UTC)
+            door, path = self._by_proxy(session, proxy, door, host_key, path, url, sent)
+        began_at = datetime.now(UTC) if self._is_archiving else None
         started = monotonic()
         is_repeated = False
         while True:
             try:
-                with routed(proxy):
-                    response = await self._ask(session, target, sent, read_buffer, on_sent, {**by_proxy, **what})
+                request = _serialize_headers(f"{method} {path} HTTP/1.1", sent) + content
+                with routed(proxy) if proxy is not None else nullcontext():
+                    response = await self._ask(
+                        session, door, method, request, min(body_max, READ_BUFFER_BYTES), on_sent
+                    )
                 break
             except _StaleConnection as stale:
                 if is_repeated:
@@ -271,20 +271,20 @@ class Fetcher:
                 self._note_error(proxy, error)
                 raise
             except (client_exceptions.ClientError, OSError, UnicodeError) as error:
-                # What fails after the request was sent comes as a FetchError from `_Response.start`.
+                # What fails after the request was sent comes as a FetchError from `_Handler.answer`.
                 mapped = _error_of_proxy(proxy, error, url) or fetch_error(error, url, is_unanswered=True)
                 self._note_error(proxy, mapped)
-                if isinstance(mapped, (ConnectError, ConnectTimeout, TlsError)) and target.raw_host is not None:
+                if isinstance(mapped, (ConnectError, ConnectTimeout, TlsError)):
                     # It may have moved: the next try must not go by the addresses of this one.
-                    resolver.forget(target.raw_host)
+                    resolver.forget(door.host)
                 raise mapped from error
         tap = None
-        if self._is_archiving and into is None and isinstance(response, _Response):
-            tap = response.tap = _Tap(response.content)
+        if self._is_archiving and into is None:
+            tap = response.tap()
         try:
             status = response.status
             if proxy is not None:
-                self._note_status(proxy, target, status, url)
+                self._note_status(proxy, status, url)
             if status == 101:
                 raise ProtocolError("switches protocols (101) without having been asked", url)
             if status in _REDIRECTS:
@@ -313,112 +313,105 @@ class Fetcher:
             ended_at=ended,
             retry_after=answer_headers.get("Retry-After"),
             exchange=None
-            if tap is None
-            else self._exchange(response, tap, url, began_at, is_by_proxy=proxy is not None),
+            if tap is None or began_at is None
+            else Exchange(
+                url=url,
+                began_at=began_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+                # Of the host; who is connected to a proxy does not know it.
+                address="" if proxy is not None else response.address,
+                request=self._shown(method, split_url(url)[1], sent, host_key),
+                head=response.head(),
+                # Of the body of a redirect that was not read to its end nothing is kept: half of one says nothing.
+                body=b"".join(tap.blocks) if tap.is_whole() else b"",
+                status=status,
+            ),
         )
 
-    def _exchange(
-        self, response: ClientResponse, tap: _Tap, url: str, began_at: datetime, *, is_by_proxy: bool
-    ) -> Exchange:
-        """Return what went over the wire, but for what nobody may see."""
-        secrets = {name.lower() for name in self._headers.of(split_url(url)[0])} | {"proxy-authorization"}
-        request = response.request_info
-        sent = [f"{response.method} {request.url.raw_path_qs} HTTP/1.1"]
-        sent += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() not in secrets]
-        version = response.version
-        line = f"HTTP/{version.major}.{version.minor}" if version is not None else "HTTP/1.1"
-        head = [f"{line} {response.status} {response.reason or ''}".encode("utf-8", "surrogateescape")]
-        for name, value in response.raw_headers:
-            head.append(b"%b: %b" % (_UNDONE.get(name.lower(), name), value))
-        return Exchange(
-            url=url,
-            began_at=began_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            # Of the host; who is connected to a proxy does not know it.
-            address=response.address if isinstance(response, _Response) and not is_by_proxy else "",
-            request="\r\n".join([*sent, "", ""]).encode("utf-8", "surrogateescape"),
-            head=b"\r\n".join([*head, b"", b""]),
-            # Of the body of a redirect that was not read to its end nothing is kept: half of one says nothing.
-            body=b"".join(tap.blocks) if tap.is_whole() else b"",
-            status=response.status,
-        )
+    def _shown(self, method: str, path: str, sent: CIMultiDict[str], host_key: str) -> bytes:
+        """Return the head of a request but for what nobody may see."""
+        secrets = {name.lower() for name in self._headers.of(host_key)} | {"proxy-authorization"}
+        lines = [f"{method} {path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in sent.items() if name.lower() not in secrets]
+        return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape")
+
+    def _open_door(self, session: ClientSession, host_key: str, **by_proxy: Any) -> ClientRequest:
+        """Return what connections to a host are asked for by; its headers are those of every request to it.
+
+        Raises:
+            ProtocolError: there is no host in it.
+        """
+        try:
+            door = ClientRequest(
+                method="GET",
+                url=URL(host_key + "/", encoded=True),
+                headers=self._always,
+                loop=asyncio.get_running_loop(),
+                session=session,
+                ssl=not self._settings.insecure,
+                **by_proxy,
+            )
+        except ValueError as error:
+            raise _not_http(host_key) from error
+        if not by_proxy:
+            if len(self._doors) >= DOORS_MAX:
+                self._doors.clear()  # those in use are there again within a page
+            self._doors[host_key] = door
+        return door
 
     async def _ask(
         self,
         session: ClientSession,
-        target: URL,
-        headers: CIMultiDict[str],
+        door: ClientRequest,
+        method: str,
+        request: bytes,
         read_buffer: int,
         on_sent: Callable[[], None] | None,
-        how: Mapping[str, Any],
-    ) -> ClientResponse:
+    ) -> _Response:
         """Send one request and return its answer once the head has come.
 
-        It is what aiohttp's `ClientSession.request` comes to without redirects, cookies and middlewares, of which all
-        the questions are a fifth of what a request costs: 78 us with them, 63 without (2026-12-01).
+        It is what aiohttp's `ClientSession.request` comes to without redirects, cookies and middlewares (78 us with
+        them, 63 without), and without a request, a response and timers of aiohttp for each page (114 us with them on a
+        busy machine, 66 without; both 2026-12-01).
 
         Raises:
             _StaleConnection: a kept-alive connection turned out to be closed.
             ClientError, OSError: as aiohttp raises them.
         """
-        loop, connector = asyncio.get_running_loop(), session.connector
+        loop, settings, connector = asyncio.get_running_loop(), self._settings, session.connector
         assert connector is not None
-        limit = TimeoutHandle(loop, self._timeout.total, ceil_threshold=self._timeout.ceil_threshold)
-        alarm, timer = limit.start(), limit.timer()
+        due = loop.time() + settings.timeout_ms / 1000
+        limits = ClientTimeout(connect=settings.timeout_ms / 1000, sock_connect=settings.connect_timeout_ms / 1000)
         try:
-            with timer:
-                request = ClientRequest(
-                    url=target,
-                    headers=headers,
-                    loop=loop,
-                    response_class=_Response,
-                    timer=timer,
-                    session=session,
-                    ssl=not self._settings.insecure,
-                    **how,
-                )
-                try:
-                    connection = await connector.connect(request, traces=[], timeout=self._timeout)
-                except TimeoutError as error:
-                    raise client_exceptions.ConnectionTimeoutError(f"Connection timeout to host {target}") from error
-                try:
-                    handler = connection.protocol
-                    assert handler is not None
-                    handler.set_response_params(
-                        timer=timer,
-                        skip_payload=request.method in EMPTY_BODY_METHODS,
-                        auto_decompress=False,
-                        read_until_eof=True,
-                        read_timeout=self._timeout.sock_read,
-                        read_bufsize=read_buffer,
-                        max_line_size=HEADER_MAX_BYTES,
-                        max_field_size=HEADER_MAX_BYTES,
-                    )
-                    try:
-                        response = await request.send(connection)
-                    except client_exceptions.ClientConnectionResetError as error:
-                        raise _StaleConnection(_one_line(error)) from error
-                    if on_sent is not None:
-                        on_sent()
-                    try:
-                        await response.start(connection)
-                    except BaseException:
-                        response.close()
-                        raise
-                except BaseException:
-                    connection.close()
-                    raise
+            connection = await connector.connect(door, traces=[], timeout=limits)
+        except TimeoutError as error:
+            if loop.time() >= due:
+                raise  # all the time that a fetch may take
+            raise client_exceptions.ConnectionTimeoutError(f"Connection timeout to host {door.url}") from error
+        try:
+            handler = connection.protocol
+            assert isinstance(handler, _Handler)
+            handler.set_response_params(
+                skip_payload=method in EMPTY_BODY_METHODS,
+                auto_decompress=False,
+                read_until_eof=True,
+                read_timeout=settings.read_timeout_ms / 1000,
+                read_bufsize=max(READ_BUFFER_MIN_BYTES, read_buffer),
+                max_line_size=HEADER_MAX_BYTES,
+                max_field_size=HEADER_MAX_BYTES,
+            )
+            handler.send(request, due)
+            if on_sent is not None:
+                on_sent()
+            peer = (
+                connection.transport.get_extra_info("peername") if self._is_archiving and connection.transport else None
+            )
+            response = _Response(*await handler.answer(), connection, handler)
+            if isinstance(peer, tuple):
+                response.address = peer[0]
+            return response
         except BaseException:
-            limit.close()
-            if alarm is not None:
-                alarm.cancel()
+            connection.close()
             raise
-        if alarm is not None:
-            # The limit holds until the last byte of the body; an answer without one has let its connection go already.
-            if response.connection is not None:
-                response.connection.add_callback(alarm.cancel)
-            else:
-                alarm.cancel()
-        return response
 
     async def address_of(self, host_key: str) -> str | None:
         """Return the address that a host is asked at first; None when it is not known here: it has none, or a proxy
@@ -434,25 +427,36 @@ class Fetcher:
         except OSError:
             return None
 
-    def _by_proxy(self, proxy: Proxy, target: URL, url: str, headers: CIMultiDict[str]) -> dict[str, Any]:
-        """Return what aiohttp has to know of a proxy that a request goes by; what the proxy asks for joins its headers.
+    def _by_proxy(
+        self,
+        session: ClientSession,
+        proxy: Proxy,
+        door: ClientRequest,
+        host_key: str,
+        path: str,
+        url: str,
+        headers: CIMultiDict[str],
+    ) -> tuple[ClientRequest, str]:
+        """Return the door and the target of a request that goes by a proxy; what the proxy asks for joins its headers.
 
         Raises:
             BlockedAddress: the target must not be connected to, as far as is known here.
         """
         if proxy.resolves_names:
             try:
-                check_target(self._guard, target.raw_host or "", target.port or 0)
+                check_target(self._guard, door.host, door.port or 0)
             except BlockedAddress as refused:
                 refused.url = url
                 raise
         if proxy.is_socks:
-            return {}
+            return door, path
         of_tunnel = CIMultiDict(self._always)
         if proxy.user:
-            asking = of_tunnel if target.scheme == "https" else headers
+            asking = of_tunnel if door.is_ssl() else headers
             asking["Proxy-Authorization"] = basic_auth(f"{proxy.user}:{proxy.password}")
-        return {"proxy": URL(proxy.shown), "proxy_headers": of_tunnel}
+        # Anew each time: aiohttp finds connections by these headers, and adds to them.
+        by_proxy = self._open_door(session, host_key, proxy=URL(proxy.shown), proxy_headers=of_tunnel)
+        return by_proxy, path if door.is_ssl() else host_key + path
 
     def _note_error(self, proxy: Proxy | None, error: FetchError) -> None:
         if proxy is None:
@@ -462,10 +466,11 @@ class Fetcher:
         elif error.kind in ("proxy_refused", "connect"):
             self._routes.note_answer(proxy)
 
-    def _note_status(self, proxy: Proxy, target: URL, status: int, url: str) -> None:
+    def _note_status(self, proxy: Proxy, status: int, url: str) -> None:
         """Remember that a proxy works; raise ProxyError where the answer is its own and says that it does not."""
         # A host may answer 407 as well: once any other was reached, it is not believed to speak for the proxy.
-        if status == 407 and not proxy.is_socks and target.scheme == "http" and not self._routes.has_worked(proxy):
+        is_plain = url.startswith("http:") and not proxy.is_socks
+        if status == 407 and is_plain and not self._routes.has_worked(proxy):
             error = ProxyError("it wants a user and a password, or others: answered 407", url)
             self._routes.note_failure(proxy, error)
             raise error
@@ -473,7 +478,7 @@ class Fetcher:
 
     async def _read_body(
         self,
-        response: ClientResponse,
+        response: _Response,
         url: str,
         body_max: int,
         *,
@@ -488,7 +493,7 @@ class Fetcher:
         codings = _codings(response)
         if into is not None:
             return await self._hand_on(response, codings, body_max, url, into)
-        length = response.content_length
+        length = response.length
         if length is not None and length > body_max and not codings and not is_cut:
             raise BodyTooLarge(f"the body has {length} bytes, the limit is {body_max}", url)
         try:
@@ -503,7 +508,7 @@ class Fetcher:
 
     async def _hand_on(
         self,
-        response: ClientResponse,
+        response: _Response,
         codings: tuple[str, ...],
         body_max: int,
         url: str,
@@ -517,7 +522,7 @@ class Fetcher:
             response.close()
         return body
 
-    async def _read_redirect_body(self, response: ClientResponse, url: str) -> bytes:
+    async def _read_redirect_body(self, response: _Response, url: str) -> bytes:
         """Return the body of a redirect, or nothing and close: what comes after the head must not spoil it."""
         try:
             return await self._read(response, _codings(response), REDIRECT_BODY_MAX_BYTES, url)
@@ -527,7 +532,7 @@ class Fetcher:
 
     async def _read(
         self,
-        response: ClientResponse,
+        response: _Response,
         codings: tuple[str, ...],
         size_max: int,
         url: str,
@@ -536,12 +541,15 @@ class Fetcher:
         into: Callable[[bytes], Awaitable[bool]] | None = None,
     ) -> bytes:
         settings = self._settings
-        rate_min, patience_s = settings.rate_min_bytes, settings.timeout_ms / 3000
-        content: StreamReader | _Tap = response.content
-        if isinstance(response, _Response) and response.tap is not None:
-            content = response.tap
         return await read_body(
-            content, codings, size_max, url, enough=enough, rate_min=rate_min, patience_s=patience_s, into=into
+            response.content,
+            codings,
+            size_max,
+            url,
+            enough=enough,
+            rate_min=settings.rate_min_bytes,
+            patience_s=settings.timeout_ms / 3000,
+            into=into,
         )
 
 
@@ -681,8 +689,9 @@ def _one_line(error: BaseException) -> str:
 class _Handler(ResponseHandler):
     """aiohttp's protocol of one connection, which also knows whether this answer has begun.
 
-    Its read limit is one timer that is looked at when it fires. aiohttp's own is cancelled and made anew three times a
-    fetch, which was 2 to 8 % of its CPU time (2026-11-30, a bare loop with and without `sock_read`).
+    Its limits, of the next read and of the whole fetch, are one timer that is looked at when it fires. aiohttp's own
+    for reading is cancelled and made anew three times a fetch, which was 2 to 8 % of its CPU time (2026-11-30, a bare
+    loop with and without `sock_read`); that for the whole is a timer and two context managers for each.
     """
 
     has_answered = False
@@ -696,7 +705,52 @@ class _Handler(ResponseHandler):
     """How much came in a row that brought nothing of the body."""
     _read_due: float | None = None
     """Loop time at which the read limit passes; None while nothing is awaited."""
-    _read_watch: asyncio.TimerHandle | None = None
+    _due: float | None = None
+    """Loop time at which the fetch must be over; None when it is."""
+    _watch: asyncio.TimerHandle | None = None
+
+    def send(self, request: bytes, due: float) -> None:
+        """Write a request whose answer must have come by the loop time `due`.
+
+        Raises:
+            _StaleConnection: the connection is closed already.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise _StaleConnection("the host closed the connection before it was used again")
+        self.is_answering = False
+        self._due = due
+        self.start_timeout()
+        transport.write(request)
+
+    async def answer(self) -> tuple[RawResponseMessage, StreamReader]:
+        """Return the head of the answer that counts, and its body.
+
+        Raises:
+            _StaleConnection: a kept-alive connection was closed instead.
+            FetchError: there is none.
+        """
+        try:
+            while True:
+                message, content = await self.read()
+                if not 100 <= message.code <= 199 or message.code == 101:
+                    break
+        except (client_exceptions.ClientError, HttpProcessingError, OSError) as error:
+            mapped = fetch_error(error, "", is_unanswered=not self.is_answering)
+            if isinstance(mapped, Disconnected) and mapped.is_unanswered and self.has_answered:
+                raise _StaleConnection(str(mapped)) from error
+            raise mapped from error
+        self.has_answered = True
+        return message, content
+
+    def end_limits(self) -> None:
+        """The answer is over."""
+        self._read_due = self._due = None
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # At the end of each body, and nearly none was paused.
+        if resume_parser or self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def set_response_params(self, **params: Any) -> None:
         self._body = None
@@ -762,28 +816,33 @@ class _Handler(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        if self._read_watch is not None:
-            self._read_watch.cancel()
-            self._read_watch = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _reschedule_timeout(self) -> None:
         if self._read_timeout:
             self._read_due = self._loop.time() + self._read_timeout
-            if self._read_watch is None:
-                self._read_watch = self._loop.call_at(self._read_due, self._look_at_read_limit)
+            if self._watch is None:
+                self._look_again()
 
     def _drop_timeout(self) -> None:
         self._read_due = None
 
-    def _look_at_read_limit(self) -> None:
-        self._read_watch = None
-        if self._read_due is None:
-            return
-        if self._read_due <= self._loop.time():
+    def _look_again(self) -> None:
+        dues = [due for due in (self._read_due, self._due) if due is not None]
+        self._watch = self._loop.call_at(min(dues), self._look_at_limits) if dues else None
+
+    def _look_at_limits(self) -> None:
+        now = self._loop.time()
+        if self._due is not None and self._due <= now:
+            self.end_limits()
+            self.set_exception(TimeoutError())
+            self._tell_body()
+        elif self._read_due is not None and self._read_due <= now:
             self._read_due = None
             self._on_read_timeout()
-        else:
-            self._read_watch = self._loop.call_at(self._read_due, self._look_at_read_limit)
+        self._look_again()
 
 
 def _is_within_length(data: bytes, end: int) -> bool:
@@ -821,37 +880,55 @@ class _Tap:
         return self._content.at_eof()
 
 
-class _Response(ClientResponse):
-    """aiohttp's response, whose errors until the end of the head are mapped while the connection is still known."""
+class _Response:
+    """The answer to one request: its head, and its body as it is read. Its connection goes back with the last byte."""
 
-    address = ""
-    """Of the server; the connection is another's as soon as the body has come."""
-    tap: _Tap | None = None
+    def __init__(
+        self, message: RawResponseMessage, content: StreamReader, connection: Connection, handler: _Handler
+    ) -> None:
+        self.status = message.code
+        self.headers = message.headers
+        self.content: StreamReader | _Tap = content
+        self.address = ""
+        """Of the server; the connection is another's as soon as the body has come."""
+        self._message = message
+        self._connection: Connection | None = connection
+        self._handler = handler
+        content.on_eof(self._release)
 
-    async def start(self, connection: Connection) -> ClientResponse:
-        handler = connection.protocol
-        peer = None if connection.transport is None else connection.transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
-            self.address = peer[0]
-        assert isinstance(handler, _Handler)
-        handler.is_answering = False
-        try:
-            await super().start(connection)
-        except (client_exceptions.ClientError, OSError) as error:
-            mapped = fetch_error(error, str(self.url), is_unanswered=not handler.is_answering)
-            if isinstance(mapped, Disconnected) and mapped.is_unanswered and handler.has_answered:
-                raise _StaleConnection(str(mapped)) from error
-            raise mapped from error
-        handler.has_answered = True
-        return self
+    def tap(self) -> _Tap:
+        """Have what is read from now on kept as well."""
+        assert not isinstance(self.content, _Tap)
+        self.content = tap = _Tap(self.content)
+        return tap
 
+    @property
+    def length(self) -> int | None:
+        """What the head says of the length of the body."""
+        said = self.headers.get("Content-Length", "")
+        return int(said) if said.isascii() and said.isdigit() else None
 
-def _timeout(settings: Settings) -> ClientTimeout:
-    return ClientTimeout(
-        total=settings.timeout_ms / 1000,
-        sock_connect=settings.connect_timeout_ms / 1000,
-        sock_read=settings.read_timeout_ms / 1000,
-    )
+    def head(self) -> bytes:
+        """Return the head as it came."""
+        version = self._message.version
+        line = f"HTTP/{version.major}.{version.minor} {self.status} {self._message.reason or ''}"
+        lines = [line.encode("utf-8", "surrogateescape")]
+        lines += [b"%b: %b" % (_UNDONE.get(name.lower(), name), value) for name, value in self._message.raw_headers]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def close(self) -> None:
+        """Close the connection, unless it has gone back already."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._handler.end_limits()
+            connection.close()
+
+    def _release(self) -> None:
+        connection = self._connection
+        if connection is not None and not self._handler.upgraded:
+            self._connection = None
+            self._handler.end_limits()
+            connection.release()
 
 
 def _headers_of(settings: Settings) -> CIMultiDict[str]:
@@ -876,30 +953,39 @@ def _make_connector(settings: Settings, guard: AddressGuard, resolver: Resolver)
     else:
         connector = TCPConnector(resolver=resolver, socket_factory=guard.make_socket, **options)
     # aiohttp has no parameter for the class of a connection's protocol, and nothing else can tell whether a byte of an
-    # answer came. This, `_Handler` and `Fetcher._ask` are all that touches its inside; `_Response.start` fails when it
-    # no longer works.
+    # answer came. This, `_Handler` and `Fetcher._ask` are all that touches its inside; `_ask` fails when it no longer
+    # works.
     connector._factory = partial(_make_handler, connector._loop)
     return connector
 
 
-def _target(url: str) -> URL:
-    """Return the URL as aiohttp wants it, without credentials.
+def _target(url: str) -> tuple[str, str]:
+    """Return the host key and the path of a URL as they are asked for, without credentials.
 
     Raises:
         ProtocolError: not an http(s) URL; not retryable.
     """
-    # aiohttp would take ws: and tcp: too; what has no host it refuses itself.
     # A canonical URL has no space, no control character and nothing beyond ASCII: a line break would end the request's
     # line, and what follows it would be headers.
     if not url.startswith(("http://", "https://")) or not (url.isascii() and url.isprintable()) or " " in url:
         raise _not_http(url)
+    host_key, path = split_url(url)
+    if path[:1] == "/" and path[-1] != "?" and "@" not in host_key and "?" not in host_key and "#" not in url:
+        return host_key, path
     try:
         target = URL(url, encoded=True)
-        if "@" in url and (target.raw_user is not None or target.raw_password is not None):
-            return target.with_user(None)
+        return str(target.origin()), target.raw_path_qs
     except ValueError as error:
         raise _not_http(url) from error
-    return target
+
+
+def _with_content(headers: CIMultiDict[str], method: str, data: str) -> bytes:
+    """Return the body of a request, and add what says of it what a server has to know."""
+    content = data.encode()
+    headers.setdefault("Content-Length", str(len(content)))
+    if content or method in ("POST", "PUT", "PATCH"):
+        headers.setdefault("Content-Type", "application/octet-stream")
+    return content
 
 
 def _not_http(url: str) -> ProtocolError:
@@ -908,7 +994,7 @@ def _not_http(url: str) -> ProtocolError:
     return error
 
 
-def _location(response: ClientResponse, url: str) -> str:
+def _location(response: _Response, url: str) -> str:
     """Return the canonical target of a redirect.
 
     Raises:
@@ -929,6 +1015,6 @@ def _location(response: ClientResponse, url: str) -> str:
     return target
 
 
-def _codings(response: ClientResponse) -> tuple[str, ...]:
+def _codings(response: _Response) -> tuple[str, ...]:
     headers = response.headers
     return codings_of(",".join(headers.getall("Content-Encoding"))) if "Content-Encoding" in headers else ()

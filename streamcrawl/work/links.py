@@ -6,7 +6,6 @@ Asked for pages (page_work.py) and for items of a stage (stage_work.py), so that
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.scope import sitemap_fingerprint
@@ -95,9 +94,9 @@ class FollowedLinks:
         # Two links of a page may be one once their session ids are gone; the parser has seen to all others.
         forms = links if self.form.is_plain else dict.fromkeys(map(self.form, links))
         tasks: list[CrawlTask] = []
-        left_out = Counter[str]()
+        left_out: dict[str, int] = {}
         if circle is not None:
-            left_out[LeftOut.REFRESH_LOOP.value] += 1
+            left_out[LeftOut.REFRESH_LOOP.value] = 1
             circle = self.form(circle)
         for link in self.seen.unknown(forms):
             if link == circle or not self._is_followed(link, host, page_url, depth + 1, left_out):
@@ -117,12 +116,12 @@ class FollowedLinks:
         commit.left_out = left_out
         self.place(ending, commit, tasks, shard)
 
-    def _is_followed(self, link: str, host: str, page_url: str, depth: int, left_out: Counter[str]) -> bool:
+    def _is_followed(self, link: str, host: str, page_url: str, depth: int, left_out: dict[str, int]) -> bool:
         if not self.scope.admits(link, page_host=host):
             return False
         reason = self.traps.reason(link, depth=depth, referrer=page_url)
         if reason is not None:
-            left_out[reason.value] += 1
+            left_out[reason.value] = left_out.get(reason.value, 0) + 1
         return reason is None
 
     def place(self, ending: Ending, commit: Commit, tasks: Sequence[CrawlTask], own: int) -> None:

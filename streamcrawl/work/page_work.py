@@ -13,6 +13,7 @@ import contextlib
 import random
 import re
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -310,9 +311,8 @@ class PageWork:
 
     def _pace(self, entry: Entry) -> Pace:
         """Return how polite to be; entries of an older version of streamcrawl do not say, and go by the settings."""
-        delay_ms = int(entry.fields.get(b"delay", self._settings.delay_ms))
-        cap = int(entry.fields.get(b"cap", self._settings.host_concurrency))
-        return Pace(delay_ms, cap > 1 and delay_ms > 0)
+        fields, settings = entry.fields, self._settings
+        return _pace_of(fields.get(b"delay", settings.delay_ms), fields.get(b"cap", settings.host_concurrency))
 
     async def _may_start(self, entry: Entry, task: CrawlTask, wait_max_ms: int = START_WAIT_MAX_MS) -> bool:
         late_ms = START_LATE_MS
@@ -922,6 +922,11 @@ class PageWork:
         if when_first:
             ending.retry_delay_ms = when_first[1]
         return ending
+
+
+@lru_cache(maxsize=256)
+def _pace_of(delay_ms: bytes | int, cap: bytes | int) -> Pace:
+    return Pace(int(delay_ms), int(cap) > 1 and int(delay_ms) > 0)
 
 
 def _retry_after_ms(answer: Answer) -> int | None:

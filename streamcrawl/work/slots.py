@@ -128,6 +128,8 @@ class Slots:
         self._traces = traces
         self._hands: dict[tuple[int, str], _Hand] = {}
         self._waiting: list[_Hand] = []
+        self._suspects = 0
+        """How many of the hands are such: nearly always none, and then there is room for all."""
         self._unreadable = 0
         """Entries that are no hands, but hold a place of the board until they are dead letters."""
         self._free_waiter: asyncio.Future[None] | None = None
@@ -183,6 +185,7 @@ class Slots:
         if self._traces is not None:
             hand.trace = self._traces.begin(entry, task)
         self._hands[entry.where] = hand
+        self._suspects += task.crashes > 0
         self._peak = max(self._peak, len(self._hands))
         # Counted with those that are on their way back: to ask each whether it runs took 3 us of each page.
         if task.crashes == 0 and not self._waiting and len(self._hands) <= self._room():
@@ -238,6 +241,8 @@ class Slots:
     # -- inside
 
     def _room(self) -> int:
+        if not self._suspects:
+            return self._concurrency
         crashes = max([hand.task.crashes for hand in self._hands.values() if hand.is_admitted], default=0)
         return neighbours_max(crashes, self._concurrency)
 
@@ -393,6 +398,7 @@ class Slots:
     def _end(self, hand: _Hand) -> None:
         if self._hands.pop(hand.entry.where, None) is None:
             return
+        self._suspects -= hand.task.crashes > 0
         self._board.release(hand.index)
         self._board.show_busy(len(self._hands))
         if hand.trace is not None:

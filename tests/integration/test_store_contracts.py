@@ -1894,6 +1894,7 @@ async def copy_ok(open_lab: OpenLab) -> None:
             "save.streamed": (None, 100),
         },
     }  # fmt: skip
+    assert await lab.frontier.copy_replay("one") == ("ENDED", 1), "it goes on behind what it copied"
 
 
 @case("copy", "ENDED")

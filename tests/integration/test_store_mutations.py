@@ -23,12 +23,13 @@ from tests.integration import (
     test_pace,
     test_store_contracts,
     test_store_dispatch,
+    test_store_domains,
     test_store_hosts,
     test_store_leases,
     test_store_seen,
     test_store_sinks,
 )
-from tests.integration.snapshot import Lab, fast
+from tests.integration.snapshot import Lab, fast, links
 from tests.integration.walk import Walk
 
 if TYPE_CHECKING:
@@ -45,29 +46,29 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
         "call('XACK', STREAM, 'workers', id)",
         "a late commit",
     ),
-    "the entry stays": ("_stream", "  call('XDEL', STREAM, id)\n  local h", "  local h", "dead robots"),
-    "in_flight in leave": ("_stream", "h.in_flight = h.in_flight - 1", "h.in_flight = h.in_flight", "cap"),
-    "in_flight in enter": ("_stream", "h.in_flight = h.in_flight + 1", "h.in_flight = h.in_flight", "cap"),
+    "the entry stays": ("_stream", "else call('XDEL', STREAM, id) end", "end", "hand_back OK"),
+    "in_flight in leave": ("_stream", "fly(key, host(key), -1)", "host(key)", "cap"),
+    "in_flight in enter": ("_stream", "  fly(key, h, 1)\n", "", "cap"),
     "alone": ("_stream", "if crashes < 2 or alone then", "if true then", "a killer"),
     "the dedup": ("_seen", "fp) == 0 then return false end", "fp) == 2 then return false end", "twice in one call"),
     "the split": ("_seen", "if #move > 0 then", "if false then", "fingerprints"),
-    "the cap": ("_dispatch", "math.min(cap - h.in_flight, room - moved)", "room - moved", "cap"),
-    "the cap in the schedule": ("_hosts", " or h.in_flight >= cap_of(h)", "", "cap"),
+    "the cap": ("_dispatch", "math.min(room_of(h), room - moved, most)", "math.min(room - moved, most)", "cap"),
+    "the cap in the schedule": ("_hosts", " or own_room_of(h) <= 0", "", "cap"),
     "the mark": ("_dispatch", "math.min(limit, 2 * (tonumber(S.slots) or 0) - waiting_in(STREAM))", "limit", "waiting"),
     "the budget": ("_dispatch", "- (tonumber(done[2]) or 0)", "", "pages_max"),
     "the gate": ("_hosts", "if h.robots == 'asked' then return 'asked' end", "", "gate"),
     "the delay": ("commit", "fetch_ended(h, now - math.min(c[6], 60000))", "", "delay"),
-    "one probe": ("_hosts", "if h.failing ~= '' then return 1 end", "", "one probe"),
+    "one probe": ("_hosts", "if p.failing ~= '' then return 1 end", "", "one probe"),
     "one probe of those handed out": (
         "start",
-        "if h.failing ~= '' and h.in_flight > 1",
-        "if false",
+        "if (p.failing ~= '' and p.in_flight > 1) or (h.failing ~= '' and h.in_flight > 1) then",
+        "if false then",
         "one probe of several",
     ),
     "one doubling for what was under way": ("_pace", " or began < h.throttled_at", "", "refused under way"),
     "the last page of a host": ("commit", " and h.queued <= 0 and h.in_flight <= 0", "", "refused by all"),
     "less with each answer": ("_pace", "if throttled > floor then", "if true then", "well again"),
-    "alone it is as quick": ("_hosts", "times > 1 and others_wait() and times or 1", "times", "demoted alone"),
+    "alone it is as quick": ("_hosts", "times > 1 and others_wait(h) and times or 1", "times", "demoted alone"),
     "visited again": ("_alike", "if is_again and is_one_of_them then return end", "", "visited again and alike"),
     "demoted by and by": ("_alike", "h.alike >= ALIKE_MANY", "true", "strong evidence"),
     "the epoch": ("_state", "if S.epoch ~= ARGV[1] then return {'GONE'} end", "", "another epoch"),
@@ -106,12 +107,17 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the writer": ("sink_commit", "if have[1] ~= ARGV[3] then return {'REPLACED'} end", "", "a writer replaced"),
     "all or nothing": ("sink_commit", "if #lost > 0 then return", "if false then return", "one lost record"),
     "the low mark": ("_items", "mark * 0.2", "mark * 0.9", "the marks"),
-    "the host of an entry": ("commit", "entry[2][2] == c[2] and", "", "broken commits"),
+    "the host of an entry among others": ("commit", "fields[2] == c[2] and", "", "batches of commits"),
+    "what a batch ended": ("commit", "for i = 1, #ended, 1000 do", "for i = 1, 0 do", "batches of commits"),
+    "an entry that was not read ahead": ("commit", "if not fields then", "if false then", "batches of commits"),
+    "the budget of a whole queue": ("_dispatch", "math.min(free, budget)", "free", "pages of the budget"),
+    "the whole batch of a sink": ("sink_commit", "rows[i] ~= nil and rows[i][1] == ids[i]", "true", "one lost record"),
+    "the host of an entry": ("commit", "fields[2] == c[2] and", "", "broken commits"),
     "the length of an id": ("_common", "and #ms <= 19 and #seq <= 19", "", "broken commits"),
     "the failing host's time": (
         "give_up",
-        "elseif h.failed_at - since >= most then",
-        "elseif true then",
+        "(not is_domain_down and h.failed_at - since >= most)",
+        "true",
         "time without asking",
     ),
     "the replay's deletion": (
@@ -180,6 +186,31 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     ),
     "the seeds' mark": ("offer", "if S.seeds_max and seeds >=", "if false and seeds >=", "offer WAIT"),
     "the feeders left": ("feed", "if left > 0 then call('HDEL'", "if left > 1 then call('HDEL'", "feed OK"),
+    "what a domain has in flight": (
+        "_hosts",
+        "p.in_flight + n, (p[field] or 0) + n",
+        "p.in_flight, p[field]",
+        "a domain's cap",
+    ),
+    "the domain at its cap": ("_hosts", "if p.in_flight >= cap_of(p) then return nil end", "", "a domain's cap"),
+    "the delay of a domain": (
+        "_hosts",
+        "if due > p.due then p.due = due end",
+        "if due > h.due then h.due = due end",
+        "a domain's state",
+    ),
+    "the turns of a domain": ("_hosts", "local is_moved = had_turn[key] or", "local is_moved =", "a domain's turns"),
+    "a probe with each fifth turn": ("_dispatch", "p.unprobed >= 4", "false", "a domain's probes"),
+    "the domain of a link": (
+        "_hosts",
+        "return keys_of[text] or nil, domains_of[text]",
+        "return text, text",
+        "a link without",
+    ),
+    "the cursor of a replay": ("copy", "now_at .. ' ' .. looked", "at .. ' ' .. looked", "copy OK"),
+    "the share of a replay": ("copy", "waiting + 1 > most * 0.4", "false", "copy FULL"),
+    "the count of what is dropped": ("drop", "count(stage .. '.dropped', dropped)\n", "", "drop OK"),
+    "the time of a log": ("_logs", "if not (is_old or is_full or", "if not (true or", "trim OK"),
     "all balanced": ("finish", "total(line .. '.created') ~= ", "false and 0 ~= ", "finish UNBALANCED"),
 }
 """What is broken: the .lua file, a piece of it, what stands in its place, and which of CHECKS must notice."""
@@ -200,6 +231,30 @@ async def broken_commits(open_lab: OpenLab) -> None:
         await lab.check()
 
 
+async def batches_of_commits(open_lab: OpenLab) -> None:
+    """Each of a batch is judged by its own entry, also where all are read at once: few slots, and many commits."""
+    for slots in (4, 1000):
+        lab = await open_lab(slots=slots)
+        await lab.offer(*(f"http://{host}.test/" for host in "abcde"))
+        one, two, three, four, five = await lab.take()
+        assert await lab.end(five) == "DONE"
+        commits = [lab.commit_of(held) for held in (two, one, two, three, four, five)]
+        commits[3].host = one.host
+        commits[4].links = links("http://a.test/new")
+        words = (await lab.commit(*commits)).words
+        assert words == ["DONE", "DONE", "LEASE_LOST", "INVALID", "DONE", "LEASE_LOST"]
+        await lab.check()
+        assert await lab.end(three) == "DONE"
+
+
+async def pages_of_the_budget(open_lab: OpenLab) -> None:
+    """Of one queue that has more, no more than the budget goes at once."""
+    lab = await open_lab(pages_max=3, host_concurrency=10, delay_ms=0)
+    await lab.offer(*(f"http://a.test/{n}" for n in range(9)))
+    assert (await lab.frontier.dispatch(9)).moved == 3
+    await lab.check()
+
+
 async def a_walk(open_lab: OpenLab) -> None:
     client = (await open_lab()).client
     # Without a delay and with a cap of 1, so that much happens.
@@ -217,6 +272,8 @@ def _case(script: str, word: str) -> Callable[[OpenLab], Awaitable[None]]:
 CHECKS: Final[dict[str, Callable[[Any], Awaitable[None]]]] = {
     **{f"{script} {word}": check for (script, word), check in test_store_contracts.CASES.items()},
     "broken commits": broken_commits,
+    "batches of commits": batches_of_commits,
+    "pages of the budget": pages_of_the_budget,
     "another epoch": lambda lab: test_store_contracts.test_a_worker_of_another_epoch_writes_nothing(lab, "dispatch"),
     "a late commit": lambda lab: test_store_leases.test_a_late_commit_writes_nothing(
         lab, test_store_leases._put_back, Outcome.DONE
@@ -262,6 +319,11 @@ CHECKS: Final[dict[str, Callable[[Any], Awaitable[None]]]] = {
     "blocked": test_store_hosts.test_a_blocked_host_is_left_alone_in_every_state,
     "twice in one call": test_store_seen.test_the_same_url_twice_in_one_call_is_new_once,
     "fingerprints": test_store_seen.test_fingerprints_of_any_sign_and_length_are_found_again,
+    "a domain's cap": test_store_domains.test_with_a_cap_the_domain_has_that_many_and_hosts_share_them,
+    "a domain's state": test_store_domains.test_a_domain_has_the_state_that_its_hosts_have_without,
+    "a domain's turns": test_store_domains.test_a_host_with_very_much_does_not_keep_its_siblings_waiting,
+    "a domain's probes": test_store_domains.test_hosts_that_fail_come_with_each_fifth_turn_while_others_are_well,
+    "a link without": test_store_domains.test_a_link_without_its_domain_is_refused,
     "a wrong offset": test_store_sinks.test_a_batch_from_a_wrong_offset_is_not_written,
     "one lost record": test_store_sinks.test_a_batch_with_one_lost_record_is_not_written_at_all,
     "a writer replaced": test_store_sinks.test_a_writer_silent_for_a_lease_is_replaced_and_notices,

@@ -40,7 +40,7 @@ local function dispatch(limit)
     end
     local passage = gate(h)
     if passage == 'ask' and free > 0 then
-      enter(key, h, '0', '[0,' .. wall .. ROBOTS_REST)
+      enter(key, h, '0', '[0,' .. wall .. ROBOTS_REST, 'robots')
       count('robots.created', 1)
       h.robots = 'asked'
       moved = moved + 1
@@ -50,17 +50,22 @@ local function dispatch(limit)
     if PAGES_MOST then free = math.min(free, PAGES_MOST - h.pages - h.in_flight) end
     for level = 0, (passage == 'asked') and 0 or 3 do
       while free > 0 and (level == 0 or budget > 0) do
-        local task = call('LPOP', queue_key(key, level))
-        if not task then break end
-        h.queued = h.queued - 1
-        local line = kind_of(task)
-        count(line .. '.queued', -1)
-        enter(key, h, tostring(level), task)
-        moved, free = moved + 1, free - 1
-        if line == 'page' then budget = budget - 1 end
-        -- With a cap above 1 and a delay, tasks are also handed out a delay apart, so that slots do not fill with
-        -- tasks that must wait (start.lua keeps the order strictly).
-        if delay > 0 and cap > 1 then p.due = math.max(p.due, now) + delay end
+        -- As many at once as may go if all of them are pages: one by one moves the rest of the list each time.
+        local at_once = level == 0 and free or math.min(free, budget)
+        local tasks = call('LPOP', queue_key(key, level), at_once)
+        if not tasks then break end
+        for n = 1, #tasks do
+          local line = kind_of(tasks[n])
+          count(line .. '.queued', -1)
+          enter(key, h, tostring(level), tasks[n], line)
+          if line == 'page' then budget = budget - 1 end
+          -- With a cap above 1 and a delay, tasks are also handed out a delay apart, so that slots do not fill with
+          -- tasks that must wait (start.lua keeps the order strictly).
+          if delay > 0 and cap > 1 then p.due = math.max(p.due, now) + delay end
+        end
+        h.queued = h.queued - #tasks
+        moved, free = moved + #tasks, free - #tasks
+        if #tasks < at_once then break end
       end
     end
     -- All four lists are empty: a count that says otherwise would keep the host in front, due for ever. The totals

@@ -335,7 +335,7 @@ end
 -- Tasks of depth 0 are counted by themselves: whoever feeds seeds waits while too many of them are not ended yet.
 local function is_seed(rest) return string.find(rest, '^"page","[^"]*",0[,%]]') ~= nil end
 local function seed_ended(task, n)
-  if is_seed(string.match(task, '^%[%d+,%d+,(.*)$') or '') then count('seed.ended', n or 1) end
+  if string.find(task, '^%[%d+,%d+,"page","[^"]*",0[,%]]') then count('seed.ended', n or 1) end
 end
 
 -- Keep a page until its next visit (revisit.lua): what its task will be, without the head. By the wall clock: crawl time

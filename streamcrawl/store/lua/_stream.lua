@@ -1,17 +1,29 @@
 -- fragment _stream.lua: the only places where a task enters and leaves the work stream. Needs _state, _hosts and _items.
 --
 -- in_flight of a host = its entries in `stream:fetch`, because it changes here and nowhere else (`fly`).
-local function enter(key, h, level, task)
-  -- With it the politeness that holds for it, which a worker cannot know: an operator may have set it for this host.
-  call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task, 'delay', delay_of(h), 'cap', cap_of(h))
-  fly(key, h, 1)
-  count(kind_of(task) .. '.streamed', 1)
+-- What a command is given as a number is written out to 17 digits, by far the slowest part of its call.
+local texts = {}
+local function text_of(number)
+  local text = texts[number]
+  if not text then
+    text = tostring(number)
+    texts[number] = text
+  end
+  return text
 end
 
--- True when this call ended the entry: XACK answers 1 to one caller only, which makes the id a fencing token.
-local function leave(key, line, id)
+local function enter(key, h, level, task, line)
+  -- With it the politeness that holds for it, which a worker cannot know: an operator may have set it for this host.
+  call('XADD', STREAM, '*', 'host', key, 'level', level, 'task', task, 'delay', text_of(delay_of(h)), 'cap', text_of(cap_of(h)))
+  fly(key, h, 1)
+  count(line .. '.streamed', 1)
+end
+
+-- True when this call ended the entry: XACK answers 1 to one caller only, which makes the id a fencing token. Who ends
+-- many passes a list, `ended`, and deletes its ids at once: the server looks for the new first entry each time.
+local function leave(key, line, id, ended)
   if call('XACK', STREAM, 'workers', id) ~= 1 then return false end
-  call('XDEL', STREAM, id)
+  if ended then ended[#ended + 1] = id else call('XDEL', STREAM, id) end
   fly(key, host(key), -1)
   count(line .. '.streamed', -1)
   return true

@@ -1,0 +1,119 @@
+"""How many tasks a second does one Redis carry through their life: dispatched, read and committed, without links?
+
+Only the scripts and the read, called as a worker calls them, and batched as it batches: a batch of commits, which
+dispatches into the slots that it frees, and one read for them. There is neither a fetch nor a page. The CPU is the
+server's own account of itself (INFO), so what calls it does not count, nor do the seeds that are put before.
+
+    python -m benchmarks.lifecycles                  20,000 tasks of one host, and of 1,000
+    python -m benchmarks.lifecycles --records 400    each with a record of so many bytes, which a sink takes
+
+Exit code 1 when a task was not done, or a rate is below the bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from streamcrawl.rules.task import CrawlTask, Kind, Outcome
+from streamcrawl.settings import Settings
+from streamcrawl.store.connection import connect
+from streamcrawl.store.frontier import LINKS_PER_CALL, Beat, Commit, Frontier, Links, open_shard
+from streamcrawl.store.keys import GROUP
+from tests.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+BAR: Final = 40_000
+"""Lifecycles per second of Redis CPU."""
+HOSTS: Final = (1, 1000)
+SINK: Final = "pages"
+LEASE_MS: Final = 3_600_000
+DISPATCH_MAX: Final = 100
+"""As the worker has it (work/worker.py)."""
+
+
+async def seed(frontier: Frontier, tasks: int, hosts: int) -> None:
+    """Put the tasks, spread evenly over the hosts."""
+    for start in range(0, tasks, LINKS_PER_CALL):
+        links = Links()
+        for number in range(start, min(start + LINKS_PER_CALL, tasks)):
+            links.add(
+                CrawlTask(host=f"https://www.example-{number % hosts}.com", path=f"/catalogue/book-{number}.html")
+            )
+        await frontier.offer(links)
+
+
+async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> int:
+    """Carry all tasks through their life; returns how many were done."""
+    done = 0
+    await frontier.dispatch(DISPATCH_MAX)
+    while True:
+        reply: Any = await reader.xreadgroup(GROUP, "worker", {frontier.keys.fetch_stream: ">"}, count=batch)
+        entries = [entry for _, rows in reply for entry in rows]
+        if not entries:
+            return done
+        commits = [
+            Commit(
+                entry_id.decode(),
+                fields[b"host"].decode(),
+                Kind.PAGE,
+                Outcome.DONE,
+                is_fetched=True,
+                took_ms=20,
+                items=(SINK, record) if record else (),
+            )
+            for entry_id, fields in entries
+        ]
+        committed = await frontier.commit("worker", [commit.pack() for commit in commits], DISPATCH_MAX)
+        done += committed.words.count("DONE")
+
+
+async def cpu_s(client: Redis) -> float:
+    info: Any = await client.info("cpu")
+    return float(info["used_cpu_user"] + info["used_cpu_sys"])
+
+
+async def measure(url: str, tasks: int, hosts: int, batch: int, record: bytes) -> tuple[float, int]:
+    """Return CPU seconds of the server for the lives of the tasks, and how many were done."""
+    client = connect(url)
+    try:
+        settings = Settings(
+            name=f"hosts-{hosts}", delay_ms=0, host_concurrency=batch, obey_robots=False, sink_waiting_max=10 * tasks
+        )
+        frontier, _ = await open_shard(client, settings, sinks=[SINK] if record else [])
+        await frontier.beat([Beat("worker", "stream:fetch", batch, "{}")], lease_ms=LEASE_MS)
+        await seed(frontier, tasks, hosts)
+        before_s = await cpu_s(client)
+        done = await work(frontier, client, batch, record)
+        return await cpu_s(client) - before_s, done
+    finally:
+        await client.aclose()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lifecycles", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tasks", type=int, default=20_000, metavar="N")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="entries in one read and one commit")
+    parser.add_argument("--records", type=int, default=0, metavar="BYTES", help="give each page a record for a sink")
+    options = parser.parse_args()
+    rates: dict[str, int] = {}
+    is_complete = True
+    with RedisServer() as server:
+        for hosts in HOSTS:
+            measured = measure(server.url, options.tasks, hosts, options.batch, b"x" * options.records)
+            used_s, done = asyncio.run(measured)
+            rates[f"lifecycles_per_redis_cpu_s_{hosts}_hosts"] = round(done / used_s)
+            is_complete = is_complete and done == options.tasks
+    facts = {"tasks": options.tasks, "batch": options.batch, "record_bytes": options.records}
+    print(json.dumps({"benchmark": "lifecycles", **facts, **rates, "is_complete": is_complete}))
+    if not is_complete or (not options.records and min(rates.values()) < BAR):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -443,7 +443,7 @@ async def test_domains_that_are_down_together_are_given_up_in_bounded_steps(open
         for held in await lab.take():
             await lab.end(held, Outcome.UNANSWERED, **hang(held))
         await lab.let_pass(120_000)
-    given = []
+    given: list[int] = []
     while not given or given[-1]:
         given.append((await give_up(lab))[1])
     assert sum(given) == 150

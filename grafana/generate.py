@@ -499,6 +499,37 @@ REDIS: Final = (
         queries=(Query("max by (instance) (streamcrawl_exporter_scrape_seconds)", "{{instance}}"),),
         unit="s",
     ),
+    Panel(
+        title="Retained logs",
+        about="What `retain=` and --keep-bodies keep for `streamcrawl replay`. All logs together have a quarter of the "
+        "memory up to the mark, or each what log_max_bytes says: beyond it their oldest entries go.",
+        queries=(Query(truth_sum("log_bytes", "crawl, log"), "{{crawl}} {{log}}"),),
+        kind="stacked",
+        unit="bytes",
+        width=6,
+    ),
+    Panel(
+        title="Entries of retained logs",
+        about="How many items a replay of all of a log would send.",
+        queries=(Query(truth_sum("log_entries", "crawl, log"), "{{crawl}} {{log}}"),),
+        width=6,
+    ),
+    Panel(
+        title="How far back logs reach",
+        about="Age of the oldest entry: it grows up to what `retain=` says. Where it stays below, entries go before "
+        "their time.",
+        queries=(Query(f"max by (crawl, log) (streamcrawl_log_oldest_seconds{{{IN_CRAWL}}})", "{{crawl}} {{log}}"),),
+        unit="s",
+        width=6,
+    ),
+    Panel(
+        title="Gone from logs before their time",
+        about="Entries a second, for bytes or because Redis was at its mark: a replay cannot send them any more. Raise "
+        "log_max_bytes or maxmemory, or retain for less long.",
+        queries=(Query(truth_rate("log_trimmed_total", "crawl, log"), "{{crawl}} {{log}}"),),
+        unit="ops",
+        width=6,
+    ),
 )
 
 FETCH: Final = (
@@ -588,6 +619,18 @@ STAGE: Final = (
             Query(f"sum by (crawl, stage) (streamcrawl_slots{{{IN_STAGE}}})", "{{crawl}} {{stage}} there"),
             Query(f"sum by (crawl, stage) (streamcrawl_slots_busy{{{IN_STAGE}}})", "{{crawl}} {{stage}} in use"),
         ),
+    ),
+    Panel(
+        title="Slots changed, and why",
+        about="Times a second that a process took more slots (busy: all were in use and nothing suffered) or fewer. "
+        "lag: more --processes, or a handler that holds the loop; memory: more of it, or a lower most; failures: the "
+        "network or the name server bears no more; downstream: scale the stage that this one feeds.",
+        queries=(
+            Query(some(worker_sum("slot_changes_total", "crawl, stage, reason")), "{{crawl}} {{stage}} {{reason}}"),
+        ),
+        empty="none",
+        unit="ops",
+        kind="stacked",
     ),
     Panel(
         title="Time of the handler",

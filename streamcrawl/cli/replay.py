@@ -29,8 +29,8 @@ from streamcrawl.cli.options import CONTEXT, GroupedCommand
     "--missing",
     "is_missing",
     is_flag=True,
-    help="Only what was never sent to the stage, because it was declared later. May be repeated at any time: nothing "
-    "is sent twice.",
+    help="What was never sent to the stage, because it was declared later: all of it, so neither --where nor --from go "
+    "with it. May be repeated at any time: nothing is sent twice.",
 )
 @option(
     "--where",

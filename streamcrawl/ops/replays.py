@@ -66,6 +66,9 @@ async def plans_of(crawl: Shards, asked: Asked) -> list[Replay]:
     Raises:
         ConfigError: there is no such stage, no log of what it gets, or nothing in it; with what would mend it.
     """
+    if asked.is_missing and (asked.where or asked.first_ms is not None):
+        # One place in the log says up to where nothing is missing: what a walk left out would never be sent.
+        raise ConfigError("--missing sends all that the stage never got: leave --where and --from out")
     name = crawl.first.keys.crawl
     status = await read_status(crawl.client, name)
     target = _target(status, asked.stage)

@@ -41,6 +41,14 @@ def test_every_page_is_in_the_file_once(command: Command) -> None:
     assert "crawl 127.0.0.1: complete" in command.run("status", "127.0.0.1").out
 
 
+def test_politeness_by_domain_fetches_every_page_too(command: Command) -> None:
+    with SiteProcess(SiteSpec(hosts=2, pages_per_host=10)) as site:
+        result = command.run("crawl", site.seed_url, "--scope", "any", "--politeness-by", "domain")
+        assert result.code == ExitCode.DONE, result.err
+        assert command.pages() == site.expected_pages()
+    assert command.run("audit", "127.0.0.1").code == ExitCode.DONE
+
+
 def test_crawl_stays_on_the_host_of_its_seed(command: Command, site: SiteProcess) -> None:
     assert command.run("crawl", site.seed_url).code == ExitCode.DONE
     assert command.pages() == site.expected_pages(scope="host")

@@ -76,6 +76,8 @@ async def faults(lab: Lab) -> list[str]:
         (Asked("out", log="price"), "nothing is in log price"),
         (Asked("price@2", where=("kind=x",)), "--where 'kind=x' will not do: write type=NAME"),
         (Asked("price@2", where=("type=a", "type=b")), "--where type= is given twice"),
+        (Asked("price@2", is_missing=True, where=("type=a",)), "leave --where and --from out"),
+        (Asked("price@2", is_missing=True, first_ms=1), "leave --where and --from out"),
     ],
 )
 async def test_what_cannot_be_replayed_is_refused_with_what_mends_it(
@@ -154,6 +156,41 @@ async def test_workers_carry_a_replay_out_within_half_of_the_mark_and_an_operato
         await replays.cancel(lab.crawl, plan.id)
     assert len(await taken(lab, "price@2")) == 8
     assert await faults(lab) == []
+
+
+async def test_a_replay_lets_those_go_first_whom_its_stage_holds_back(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab, count=50, stage_waiting_max=20)
+    await taken(lab, "price@1")
+    [plan] = await replays.plans_of(lab.crawl, Asked("price@2", first_ms=0))
+    await replays.begin(lab.crawl, [plan])
+    assert await lab.frontier.copy_replay(plan.id) == ("FULL", 8)
+    await lab.offer("http://a.test/more")
+    [held] = await lab.take()
+    assert await lab.end(held, items=("price@2", '["Book",{"n":2},2]') * 10) == "DONE"
+    assert await lab.frontier.throttled() == {"price@2"}
+    reads = 0
+    while await lab.frontier.throttled():
+        answer: Any = await lab.client.xreadgroup(GROUP, "t1", {lab.keys.stage_stream("price@2"): ">"}, count=1)
+        [(entry_id, _)] = answer[0][1]
+        await lab.frontier.stage_commit("t1", "price@2", [StageCommit(entry_id.decode(), Outcome.DONE).pack()], 0)
+        await lab.frontier.copy_replay(plan.id)
+        reads += 1
+    assert reads <= 18 - 3, "pages wait until a fifth of the mark is left, whatever a replay has to bring"
+    assert (await lab.frontier.copy_replay(plan.id))[0] == "FULL"
+    assert await faults(lab) == []
+
+
+async def test_what_is_missing_is_sent_to_one_version_at_a_time(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+
+    def missing(target: str) -> bytes:
+        plan = {"log": "page", "target": target, "first": "-", "last": "+", "is_missing": True}
+        return msgspec.json.encode(plan)
+
+    assert await lab.frontier.plan_replay("one", missing("price@1")) == ("OK", "")
+    assert await lab.frontier.plan_replay("two", missing("price@2")) == ("BUSY", "one")
+    assert await lab.frontier.copy_replay("one") == ("ENDED", 0)
+    assert await lab.frontier.plan_replay("two", missing("price@2")) == ("OK", "")
 
 
 async def test_every_shard_does_its_part_of_a_replay(store_client: Redis, crawl_name: str) -> None:

@@ -1931,9 +1931,14 @@ async def copy_full(open_lab: OpenLab) -> None:
     assert await lab.frontier.throttled() == frozenset(), "it holds nobody back who feeds the stage"
     answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
     assert (answer, changed) == (("FULL", 0), {})
-    await read_items(lab, "save")
+    ended = [StageCommit(one, Outcome.DONE).pack() for one in await read_items(lab, "save")]
+    await lab.frontier.stage_commit("t1", "save", ended, 0)
     await lab.frontier.control(stage_bytes=1)
     assert await lab.frontier.copy_replay("one") == ("FULL", 1), "one always fits where none waits"
+    # It is over the mark by that, and those who feed the stage are held back: they go first.
+    await read_items(lab, "save")
+    answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
+    assert (answer, changed) == (("FULL", 0), {})
 
 
 @case("copy", "HELD")

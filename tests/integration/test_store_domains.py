@@ -83,6 +83,12 @@ async def test_a_domain_has_the_state_that_its_hosts_have_without(open_lab: Open
     assert held.host == B
 
 
+async def test_seeds_bring_their_domain_as_links_do(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+    assert (await lab.frontier.offer_seeds(links(f"{A}/", f"{B}/")))[:2] == ("OK", 2)
+    assert (await lab.check())["schedule"].keys() == {"one.com"}
+
+
 async def test_schemes_ports_and_names_of_a_domain_count_as_one(open_lab: OpenLab) -> None:
     lab = await opened(open_lab)
     kin = ("http://one.co.uk", "https://one.co.uk", "http://one.co.uk:81", "http://w.w.one.co.uk")
@@ -159,6 +165,7 @@ async def test_what_a_dead_worker_had_of_one_host_holds_its_siblings_for_the_del
     lab = await opened(open_lab, delay_ms=1000)
     await lab.offer(f"{A}/", f"{B}/")
     [held] = await lab.take("w1")
+    await lab.let_pass(1)  # who is offered and put back in one millisecond waits for as long as the other
     assert await lab.frontier.put_back(FETCH_STREAM, "w1", is_crash=True) == 1
     assert await lab.frontier.dispatch(5) == Dispatched(0, near(1001, 900), "OK")
     await lab.let_pass(1001)
@@ -426,6 +433,25 @@ async def test_a_domain_that_hangs_is_given_up_with_all_its_hosts(open_lab: Open
     [held] = await lab.take()
     await lab.end(held, Outcome.UNANSWERED, **hang(held))
     assert (await give_up(lab))[1] == 0
+
+
+async def test_domains_that_are_down_together_are_given_up_in_bounded_steps(open_lab: OpenLab) -> None:
+    lab = await opened(open_lab)
+    domains = [f"d{n}.com" for n in range(5)]
+    await lab.offer(*(f"http://h{n}.{name}/" for name in domains for n in range(30)))
+    for _ in range(36):
+        await lab.frontier.due()
+        for held in await lab.take():
+            await lab.end(held, Outcome.UNANSWERED, **hang(held))
+        await lab.let_pass(120_000)
+    given: list[int] = []
+    while not given or given[-1]:
+        given.append((await give_up(lab))[1])
+    assert sum(given) == 150
+    assert max(given) <= 60
+    state = await lab.check()
+    assert state["totals"]["page.dead.host_unreachable"] == 150
+    assert not [key for key in state if key.startswith(("turns:", "probes:"))]
 
 
 async def test_a_chance_for_a_host_forgives_its_domain(open_lab: OpenLab) -> None:

@@ -6,7 +6,8 @@
 -- ARGV[2] id     str   of the replay, which plan.lua began
 --
 -- Returns {'OK', copied}    and there is more
---         {'FULL', copied}  as many wait as a replay may bring: half of what would hold back those who feed the stream
+--         {'FULL', copied}  as many wait as a replay may bring: half of what would hold back those who feed the stream; or
+--                           they are held back, and go first
 --         {'HELD'}          the crawl is paused or stopped
 --         {'ENDED', copied} that was the rest
 --         {'OVER'}          there is no such replay any more: it had ended
@@ -21,6 +22,10 @@ local stored = call('HGET', P .. 'replays', id)
 if not stored then return {'OVER'} end
 if S.paused == '1' or (S.stopped or '') ~= '' then return {'HELD'} end
 local plan = cjson.decode(stored)
+-- Filled up again and again to half of its mark, a stream would never come under a fifth of it: who feeds it would be held
+-- back for as long as the replay takes.
+watch_marks({plan.target})
+if has_name(S.throttled or '', plan.target) then return {'FULL', 0} end
 local at, looked, copied = string.match(call('HGET', P .. 'replays', id .. ':at') or ' 0 0', '^(%S*) (%d+) (%d+)$')
 local most, most_bytes = mark_of(plan.target)
 local waiting, bytes = waiting_in(stream_of(plan.target)), bytes_in(plan.target)

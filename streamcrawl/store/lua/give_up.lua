@@ -15,7 +15,7 @@
 -- A host is judged when it has failed again after the limit, so up to one back-off later than the limit itself.
 -- Where politeness is by domain each host is judged by itself all the same: ten thousand may be gone of a domain that is
 -- well. But when the circuit of the domain has been open for as long, nobody of it having answered, all go that are
--- ready, 50 a call: asked one after another, a back-off apart, they would hold the end for weeks.
+-- ready, some 50 a call of all domains: asked one after another, a back-off apart, they would hold the end for weeks.
 -- Tasks of an unreachable host become dead letters (host_unreachable, robots_unreachable), which replay can send again;
 -- those over a host's page budget are dropped (host_budget).
 -- include _state
@@ -52,13 +52,16 @@ if failing > 0 and failing <= 2000 and call('ZCARD', P .. 'schedule') <= failing
   after_idle = math.min(after, tonumber(ARGV[3]))
 end
 -- `last` goes with the rest of its domain: until then it brings the domain back here.
+local room = 50   -- of one call: when our own network was gone, fifty domains are down at once
 local function give_up_domain(name, p, last)
+  if room <= 0 then return false end
   local turns, probes = P .. 'turns:' .. name, P .. 'probes:' .. name
-  local is_all = call('ZCARD', turns) + call('ZCARD', probes) <= 50
-  local keys = call('ZRANGE', turns, 0, 49)
-  if #keys < 50 then
-    for _, key in ipairs(call('ZRANGE', probes, 0, 49 - #keys)) do keys[#keys + 1] = key end
+  local is_all = call('ZCARD', turns) + call('ZCARD', probes) <= room
+  local keys = call('ZRANGE', turns, 0, room - 1)
+  if #keys < room then
+    for _, key in ipairs(call('ZRANGE', probes, 0, room - 1 - #keys)) do keys[#keys + 1] = key end
   end
+  room = room - #keys
   for field in pairs(p) do keys[#keys + 1] = string.match(field, '^in_flight:(.*)$') end   -- their tasks come back
   for i = 1, #keys do
     local h = host(keys[i], name)

@@ -8,7 +8,8 @@
 -- ARGV[4] plan   str   JSON, see _replays.lua; '' to cancel
 --
 -- Returns {'OK'}                          it is under way, or is not any more
---         {'BUSY', id}                    another replay of this log into this stage is under way
+--         {'BUSY', id}                    another replay of this log into this stage is under way, or one of what is missing into another
+--                                         version of it
 --         {'MANY'}                        20 are under way
 --         {'UNKNOWN'}                     there is no such log, or no such stage or output
 --         {'COUNTED', at, looked, found, word}  by a step of at most 100 entries; word 'END': that was the last one
@@ -38,7 +39,9 @@ for i = 1, #rows, 2 do
   if not string.find(rows[i], ':', 1, true) then
     n = n + 1
     local other = cjson.decode(rows[i + 1])
-    if other.log == plan.log and other.target == plan.target then return {'BUSY', rows[i]} end
+    -- What is missing has one cursor for all versions of a stage: of two walks the one behind would take it back.
+    local is_same_walk = plan.is_missing and other.is_missing and base_of(other.target) == base_of(plan.target)
+    if other.log == plan.log and (other.target == plan.target or is_same_walk) then return {'BUSY', rows[i]} end
   end
 end
 if n >= 20 then return {'MANY'} end

@@ -281,6 +281,7 @@ class Rest(NamedTuple):
     """Pages discovered and replayed so far; it only grows."""
     done: int
     mind: Mind
+    has_replays: bool
 
 
 class Allowance(NamedTuple):
@@ -547,8 +548,8 @@ class Frontier:
 
     async def finish(self) -> Rest:
         """Ask whether the shard has come to rest."""
-        word, created, done, version, paused, stopped = await self._run("finish", self.epoch)
-        return Rest(word.decode(), created, done, Mind(version, paused.decode(), stopped.decode()))
+        word, created, done, version, paused, stopped, replays = await self._run("finish", self.epoch)
+        return Rest(word.decode(), created, done, Mind(version, paused.decode(), stopped.decode()), replays == 1)
 
     async def feed(
         self,

@@ -17,7 +17,7 @@ from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from streamcrawl.store.frontier import Mind, Rest
+    from streamcrawl.store.frontier import Rest
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
 
@@ -39,7 +39,7 @@ class EndLoop:
         is_busy: Callable[[], bool],
         pages_max: Callable[[], int | None],
         stays_for: Collection[str] = (),
-        on_minds: Callable[[list[Mind]], None],
+        on_rests: Callable[[list[Rest]], None],
         log: Log,
     ) -> None:
         """Prepare the loop.
@@ -48,13 +48,13 @@ class EndLoop:
             is_busy: Whether children of this supervisor have something in hand.
             pages_max: The budget of the crawl as it is now.
             stays_for: Words after which this supervisor waits for more to come.
-            on_minds: Told with each answer what the shards say of settings, pause and stop.
+            on_rests: Told each answer of the shards: other loops then need not ask for what it says too.
         """
         self._crawl = crawl
         self._is_busy = is_busy
         self._pages_max = pages_max
         self._words = {"ENDED", "LIMIT", "STOPPED", "UNFED"} - set(stays_for)
-        self._on_minds = on_minds
+        self._on_rests = on_rests
         self._stop = asyncio.Event()
         self._log = log
         self._patience = Patience("end", log)
@@ -91,7 +91,7 @@ class EndLoop:
 
     async def _ask(self) -> str:
         rests = [await frontier.finish() for frontier in self._crawl]
-        self._on_minds([rest.mind for rest in rests])
+        self._on_rests(rests)
         word = word_of(rests, self._pages_max())
         if len(self._crawl) == 1 or word in ("RUNNING", "PAUSED"):
             return word

@@ -2,8 +2,9 @@
 
 A step is one script (copy.lua), which moves the cursor with what it copies: whoever dies, nothing is sent twice or left
 out, and several supervisors at one replay only share its steps. Who asks tells the first shard; this loop tells the
-others, and does nothing in the first one before, so that none is left out. Every supervisor runs it. If it dies
-everywhere, replays stand still and the crawl does not end.
+others, and does nothing in the first one before, so that none is left out. Every supervisor runs it. It does not ask
+whether there is anything to do: the end loop does, and wakes it. If it dies everywhere, replays stand still and the
+crawl does not end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from streamcrawl.work.loops import Log
 
 PACE_S: Final = 1.0
+"""While no replay can go on: the crawl is paused, or another shard has one before."""
 FULL_PACE_S: Final = 0.1
 """While there is no room in the stream: half of a mark of 1,000 items is a second's work of a fast stage."""
 STEPS_MAX: Final = 50
@@ -31,22 +33,31 @@ class ReplayLoop:
         self._crawl = crawl
         self._log = log
         self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
         self._patience = Patience("replay", log)
         self._told: set[str] = set()
         """Replays of which every shard knows."""
 
     def stop(self) -> None:
         self._stop.set()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """There is a replay to carry out."""
+        self._wake.set()
 
     async def run(self) -> None:
         while not self._stop.is_set():
             words: set[str] = set()
+            self._wake.clear()
             under_way = await until_answered(self._under_way, self._patience, self._stop)
             self._told &= {replay_id for _, replay_id, _ in under_way}
             for frontier, replay_id, plan in under_way:
                 if frontier is not self._crawl.first or await self._tell(replay_id, plan):
                     words.add(await self._go_on(frontier, replay_id))
-            if "OK" not in words:
+            if not under_way:
+                await self._wake.wait()
+            elif "OK" not in words:
                 await sleep_or_stop(self._stop, FULL_PACE_S if "FULL" in words else PACE_S)
 
     async def _under_way(self) -> list[tuple[Frontier, str, bytes]]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from streamcrawl.settings import Settings
-    from streamcrawl.store.frontier import Frontier
+    from streamcrawl.store.frontier import Frontier, Rest
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.loops import Log
     from streamcrawl.work.nursery import Offspring
@@ -307,12 +307,17 @@ class Supervisor:
             is_busy=self._is_busy,
             pages_max=self._pages_max,
             stays_for=stays_for,
-            on_minds=self._tuning.hear,
+            on_rests=self._hear,
             log=log,
         )
         self._watch = WatchLoop(crawl, log=log)
         self._replay = ReplayLoop(crawl, log=log)
         self._lag = LagLoop(self.meters)
+
+    def _hear(self, rests: list[Rest]) -> None:
+        self._tuning.hear([rest.mind for rest in rests])
+        if any(rest.has_replays for rest in rests):
+            self._replay.wake()
 
     def stop(self) -> None:
         """Ask for the end: the first call lets running fetches finish within the grace period, the second does not."""

@@ -1809,7 +1809,8 @@ async def plan_ok(open_lab: OpenLab) -> None:
     assert changed == {"replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0")}}
     assert await lab.changes(act()) == (("OK", ""), {})
     await lab.frontier.control(closed=1)
-    assert (await lab.frontier.finish()).word == "RUNNING", "a replay is something left to do"
+    rest = await lab.frontier.finish()
+    assert (rest.word, rest.has_replays) == ("RUNNING", True), "a replay is something left to do"
     await lab.frontier.control(paused=1)
     assert (await lab.frontier.finish()).word == "PAUSED"
     await lab.frontier.control(paused="")

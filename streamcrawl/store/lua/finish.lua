@@ -4,8 +4,8 @@
 -- KEYS[1] state  hash  the shard's state
 -- ARGV[1] epoch  str   the epoch the caller joined with
 --
--- Returns {word, created, done, version, paused, stopped}: pages, sitemaps and items created, pages done, and what the
---         state says of its settings
+-- Returns {word, created, done, version, paused, stopped, replays}: pages, sitemaps and items created, pages done, what
+--         the state says of its settings, and 1 when there are replays to carry out, else 0
 --           RUNNING     something is left to do, or more seeds may come
 --           ENDED       closed, every structure is empty (but for what blocked hosts have), every line balances
 --           LIMIT       pages_max reached, nothing is under way; more could be done
@@ -32,12 +32,12 @@ for name in string.gmatch(S.stages or '', '[^,]+') do
   items_created = items_created + total(name .. '.created') + total(name .. '.replayed')
   lines[#lines + 1] = name
 end
+local replays = call('HLEN', P .. 'replays')
 local function answer(word)
   return {word, total('page.created') + total('page.replayed') + total('sitemap.created') + total('sitemap.replayed')
     + items_created, total('page.done'),
-    tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or ''}
+    tonumber(call('HGET', KEYS[1], 'version')) or 0, S.paused or '', S.stopped or '', math.min(replays, 1)}
 end
-local replays = call('HLEN', P .. 'replays')
 -- A replay waits for a crawl that is paused or stopped, and for no budget of pages.
 if under_way > 0 or (replays > 0 and S.paused ~= '1' and (S.stopped or '') == '') then return answer('RUNNING') end
 local left = call('ZCARD', P .. 'schedule') + call('ZCARD', P .. 'delayed') + replays

@@ -7,18 +7,22 @@
 #
 #   pip wheel -w wheels -c requirements.lock . && docker build --build-arg BASE=my-base:1 -t streamcrawl:0.1.0 .
 #
-# BASE is any image with python3 of 3.11 or newer, its venv module, and useradd.
+# BASE is any image with python3 of 3.11 or newer, its venv module, and useradd. EXTRAS are those of pyproject.toml that a
+# crawl needs, with commas between: `--build-arg EXTRAS=postgres,otel`; wheels have to be made of them, too.
 ARG BASE=python:3.13.3-slim-bookworm
 
 FROM ${BASE} AS built
+ARG EXTRAS=
 COPY . /src
 # The versions are those that were tested; without the lock file a rebuild would be another program.
 RUN cd /src \
  && python3 -m venv /pip \
  && python3 -m venv --without-pip /opt/streamcrawl \
  && if ls wheels/*.whl >/dev/null 2>&1; then index=--no-index; else index=; fi \
- && if [ -z "$index" ]; then /pip/bin/pip wheel --no-cache-dir -q -w wheels -c requirements.lock .; fi \
- && /pip/bin/pip --python /opt/streamcrawl/bin/python3 install --no-cache-dir -q --no-index --find-links wheels streamcrawl
+ && if [ -z "$index" ]; then \
+      /pip/bin/pip wheel --no-cache-dir -q -w wheels -c requirements.lock -c requirements-dev.lock ".${EXTRAS:+[$EXTRAS]}"; fi \
+ && /pip/bin/pip --python /opt/streamcrawl/bin/python3 install --no-cache-dir -q --no-index --find-links wheels \
+      "streamcrawl${EXTRAS:+[$EXTRAS]}"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="streamcrawl" \

@@ -35,6 +35,11 @@ def test_the_command_runs_as_nobody_in_particular_on_a_read_only_file_system(ima
     assert run(images.streamcrawl, "-c", looked, entrypoint="python3").split() == ["10001", "False", "/data"]
 
 
+def test_it_has_the_extras_that_it_was_built_with_and_no_others(images: Images) -> None:
+    looked = "import importlib.util as u; print([name for name in ('asyncpg', 'pyarrow', 'lxml') if u.find_spec(name)])"
+    assert run(images.streamcrawl, "-c", looked, entrypoint="python3").strip() == "['asyncpg']"
+
+
 def test_it_has_the_package_and_its_scripts_and_neither_tests_nor_pip(images: Images) -> None:
     looked = (
         "import importlib.util as u, pathlib, streamcrawl;"

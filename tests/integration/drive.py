@@ -296,7 +296,8 @@ class Talker:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None)
+        # A request of a worker that was killed ends there: who answers on would be said to be asked beside itself.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -313,9 +314,13 @@ class Talker:
         count = self.asked[path]
         self.asked[path] += 1
         answer = self.answers.get(path)
-        response = web.Response(status=404) if answer is None else await answer(count)
         host = request.host.rpartition(":")[0]  # as it was asked for: by its address, or by a name
-        self.requests.append(LoggedRequest(host, path, started * 1000, time.monotonic() * 1000, response.status))
+        status = 0
+        try:
+            response = web.Response(status=404) if answer is None else await answer(count)
+            status = response.status
+        finally:
+            self.requests.append(LoggedRequest(host, path, started * 1000, time.monotonic() * 1000, status))
         return response
 
 

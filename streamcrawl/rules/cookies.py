@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from streamcrawl.rules.addresses import literal_of
-from streamcrawl.rules.urls import hostname_of, is_public_suffix, registrable_domain, split_url, without_scheme
+from streamcrawl.rules.urls import domain_of, hostname_of, is_public_suffix, split_url, without_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,7 +80,7 @@ def jar_name(host_key: str, kind: str) -> str:
     """Return the jar of a host for a crawl whose cookies are kept per `host` or per `crawl`."""
     if kind == "host":
         return f"host:{without_scheme(host_key)}"
-    return f"site:{registrable_domain(hostname_of(host_key))}"
+    return f"site:{domain_of(host_key)}"
 
 
 class Jar:

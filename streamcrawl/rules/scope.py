@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from streamcrawl.rules.urls import (
     Canonicalizer,
     canonical_url,
+    domain_of,
     fingerprint,
-    hostname_of,
-    registrable_domain,
     split_url,
     without_scheme,
 )
@@ -62,7 +61,7 @@ class Scope:
         for prefix in self._prefixes:
             authority = prefix.partition("/")[0]
             self._prefixes_of[authority] = (*self._prefixes_of.get(authority, ()), prefix)
-        self._domains = frozenset(map(_domain, self._hosts)) if kind == "domain" else frozenset()
+        self._domains = frozenset(map(domain_of, self._hosts)) if kind == "domain" else frozenset()
         self._is_related = lru_cache(maxsize=_PAIRS_MAX)(self._compare_hosts)
 
     @classmethod
@@ -127,8 +126,8 @@ class Scope:
             if own not in self._hosts and (page_host is None or own != without_scheme(page_host)):
                 return "scope host: its host is no seed's, and only links on pages of that host itself lead to it"
         elif self.kind == "domain":
-            domain = _domain(host)
-            if domain not in self._domains and (page_host is None or domain != _domain(page_host)):
+            domain = domain_of(host)
+            if domain not in self._domains and (page_host is None or domain != domain_of(page_host)):
                 return f"scope domain: {domain} is no seed's domain, and only links on pages of it lead to it"
         for pattern in self._patterns["deny"]:
             if pattern.search(url):
@@ -141,15 +140,15 @@ class Scope:
         link, page = without_scheme(link_host), without_scheme(page_host)
         if self.kind == "host":
             return link == page or link in self._hosts
-        domain = registrable_domain(hostname_of(link_host))
-        return domain == registrable_domain(hostname_of(page_host)) or domain in self._domains
+        domain = domain_of(link_host)
+        return domain == domain_of(page_host) or domain in self._domains
 
 
 def kin_of(kind: ScopeKind, host: str) -> str:
     """Return what a scope of this kind looks at of a page's host: hosts with the same may link to the same."""
     if kind == "host":
         return without_scheme(host)
-    return registrable_domain(hostname_of(host)) if kind == "domain" else ""
+    return domain_of(host) if kind == "domain" else ""
 
 
 def sitemap_fingerprint(task: CrawlTask, owner: str, kind: ScopeKind) -> int:
@@ -161,7 +160,3 @@ def sitemap_fingerprint(task: CrawlTask, owner: str, kind: ScopeKind) -> int:
         kind: Of the crawl's scope.
     """
     return fingerprint(f"{task.kind} {kin_of(kind, owner)} {task.url}")
-
-
-def _domain(authority: str) -> str:
-    return registrable_domain(hostname_of(authority))

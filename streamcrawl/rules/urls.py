@@ -234,6 +234,11 @@ def registrable_domain(hostname: str) -> str:
     return _public_suffixes().privatesuffix(hostname) or hostname
 
 
+def domain_of(host_key: str) -> str:
+    """Return the registrable domain of a host key (with or without its scheme)."""
+    return registrable_domain(hostname_of(host_key))
+
+
 def is_public_suffix(hostname: str) -> bool:
     """Return whether strangers register names below it: `com`, `co.uk`, `github.io`, and any name without a dot."""
     return "." not in hostname or _public_suffixes().is_public(hostname)

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from streamcrawl.errors import ConfigError, StoreIncompatible
 from streamcrawl.rules.task import Kind, encode_rest
-from streamcrawl.rules.urls import fingerprint, hostname_of, registrable_domain
+from streamcrawl.rules.urls import domain_of, fingerprint
 from streamcrawl.settings import SCHEMA, SettingClass, Settings, fields_of, key_of, show_value
 from streamcrawl.store.connection import map_error, mapped_errors
 from streamcrawl.store.keys import GROUP, Keys
@@ -90,7 +90,7 @@ _STAGE: Final = re.compile(rf"^(?!(?:{'|'.join(sorted(_TAKEN))})(?:@|$))[a-z][a-
 def name_of(host: str, *, by_domain: bool) -> str:
     """Return a host key as scripts take it that may meet the host for the first time: with its registrable domain where
     politeness is by domain, because none of them knows a public suffix."""
-    return f"{host}|{registrable_domain(hostname_of(host))}" if by_domain else host
+    return f"{host}|{domain_of(host)}" if by_domain else host
 
 
 def sink_stream(sink: str) -> str:
@@ -326,7 +326,7 @@ class Frontier:
 
     def scheduled_as(self, host: str) -> str:
         """Return by which name the schedule knows a host: its key, or its domain where politeness is by domain."""
-        return registrable_domain(hostname_of(host)) if self.by_domain else host
+        return domain_of(host) if self.by_domain else host
 
     def observe(self, told: Callable[[str, float], None]) -> None:
         """Tell the name of each script that was answered from now on, and the seconds that it took."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from streamcrawl.errors import ConfigError
-from streamcrawl.rules.urls import hostname_of, registrable_domain
+from streamcrawl.rules.urls import domain_of
 from streamcrawl.settings import SCHEMA, SettingClass, fields_of
 from streamcrawl.store.connection import mapped_errors
 from streamcrawl.store.frontier import Frontier, open_shard, other_schema
@@ -39,7 +39,7 @@ def shard_of(host: str, shards: int) -> int:
     """Return in which of `shards` a host key lies: by its registrable domain, the same for every version of Python."""
     if shards == 1:
         return 0
-    domain = registrable_domain(hostname_of(host))
+    domain = domain_of(host)
     return int.from_bytes(blake2b(domain.encode(), digest_size=8).digest(), "big") % shards
 
 
@@ -71,7 +71,7 @@ class Shards:
         """Return whether politeness counts two host keys as one: the same, or of one domain where it is by domain."""
         if host == other or not self.first.by_domain:
             return host == other
-        return registrable_domain(hostname_of(host)) == registrable_domain(hostname_of(other))
+        return domain_of(host) == domain_of(other)
 
     async def control(self, **values: str | int) -> None:
         """Set fields of every shard's state; '' removes one. The first comes first: it is what others look at."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from aiohttp import web
 
 from streamcrawl.ops.hosts import DelayReason, delay_words, host_list_lines, host_page, list_hosts
 from streamcrawl.ops.status import read_status, status_lines
 from streamcrawl.ops.summary import Run, summary_lines
 from streamcrawl.rules.task import LastVisit, Outcome
 from streamcrawl.settings import Settings
-from tests.integration.drive import crawling, records, until
+from tests.integration.drive import Talker, crawling, records, until
 from tests.integration.snapshot import FETCH_STREAM, urls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from tests.integration.conftest import OpenLab
@@ -246,37 +244,18 @@ def story(n: int) -> bytes:
     return f"<title>Story {n}</title><p>{text}".encode()
 
 
-class Endless:
-    """A web server of pages `/0`, `/1`, …, each of which links to the next ones, up to `most`."""
+def endless(page: Callable[[int], bytes]) -> Talker:
+    """Return a web server of pages `/0`, `/1`, …, PAGES in all, each of which links to the next ones."""
 
-    def __init__(self, page: Callable[[int], bytes], most: int) -> None:
-        self.asked: list[float] = []
-        """When, time.monotonic() in s."""
-        self.origin = ""
-        self._page, self._most = page, most
-        self._server: asyncio.Server
+    def answer(n: int) -> Callable[[int], Awaitable[web.StreamResponse]]:
+        links = "".join(f"<a href='/{to}'>{to}</a>" for to in range(n + 1, min(n + 4, PAGES)))
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
-        self.origin = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
+        async def answered(_: int) -> web.StreamResponse:
+            return web.Response(body=page(n) + links.encode(), content_type="text/html")
 
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self._server.wait_closed()
+        return answered
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                self.asked.append(time.monotonic())
-                n = int(head.split(b" ")[1].rpartition(b"/")[2] or 0)
-                links = "".join(f"<a href='/{to}'>{to}</a>" for to in range(n + 1, min(n + 4, self._most)))
-                body = self._page(n) + links.encode()
-                writer.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-                )
-        writer.close()
+    return Talker({f"/{n}": answer(n) for n in range(PAGES)})
 
 
 async def test_a_calendar_without_end_waits_for_a_host_that_has_more_to_say_and_is_finished_after_it(
@@ -284,15 +263,15 @@ async def test_a_calendar_without_end_waits_for_a_host_that_has_more_to_say_and_
 ) -> None:
     output = tmp_path / "pages.jsonl"
     polite: dict[str, Any] = {"processes": 2, "delay_ms": 2, "delay_factor": 0, "delay_max_ms": 60_000}
-    async with Endless(calendar, PAGES) as trap, Endless(story, PAGES) as good:
+    async with endless(calendar) as trap, endless(story) as good:
         seeds = [f"{trap.origin}/0", f"{good.origin}/0"]
         async with crawling(redis_server.url, crawl_name, seeds, output=output, **polite) as run:
             # As if six hundred pages of it had been had, so that this one need not take as long.
             await run.frontier.client.hset(run.frontier.keys.host(trap.origin), "alike", 990)
-            await until(lambda: len(good.asked) >= PAGES, "the good host to be done")
+            await until(lambda: len(good.requests) >= PAGES, "the good host to be done")
             status = await read_status(run.frontier.client, crawl_name)
             assert [one.host for one in status.demoted] == [trap.origin]
-            assert len(trap.asked) < PAGES * 0.8
+            assert len(trap.requests) < PAGES * 0.8
             assert await run.word() == "ENDED"
             await run.check()
             page = await host_page(run.crawl, trap.origin)

@@ -16,7 +16,7 @@ import msgspec
 from streamcrawl.errors import ConfigError, StoreUnavailable
 from streamcrawl.ops.letters import Tally
 from streamcrawl.ops.status import OUTPUT, STAGE, read_status, stream_key
-from streamcrawl.store.connection import mapped_errors
+from streamcrawl.store.connection import mapped_errors, server_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ async def plans_of(crawl: Shards, asked: Asked) -> list[Replay]:
         conditions["takes"] = row["takes"]
     # To the end of what there is now: what comes later is sent by the crawl itself.
     with mapped_errors():
-        now_ms = max([(int(seconds) * 1000 + micros // 1000) for seconds, micros in [await crawl.client.time()]])
+        now_ms = server_ms(await crawl.client.time())
     first = "-" if asked.first_ms is None else str(max(0, asked.first_ms))
     last = str(now_ms if asked.last_ms is None else min(now_ms, max(0, asked.last_ms)))
     stem = secrets.token_hex(3)
@@ -127,14 +127,7 @@ async def count(crawl: Shards, replays: Sequence[Replay], watch: Watcher) -> Tal
 
 async def is_any(crawl: Shards, replays: Sequence[Replay]) -> bool:
     """Return whether a replay would send anything at all."""
-    for replay in replays:
-        for frontier in crawl:
-            at, word = "", "MORE"
-            while word == "MORE":
-                word, at, _, found = await frontier.count_replay(replay.plan, at)
-                if found:
-                    return True
-    return False
+    return (await count(crawl, replays, lambda tally: not tally.words["FOUND"])).words["FOUND"] > 0
 
 
 async def begin(crawl: Shards, replays: Sequence[Replay]) -> None:

@@ -8,7 +8,7 @@ whatever the clock of the server did. Start at `read_status`. `as_json` is what 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -705,13 +705,13 @@ def _with_workers(status: Status, shards: Sequence[_Shard], given: Mapping[str, 
     workers: Counter[str] = Counter()
     slots: Counter[str] = Counter()
     ended: Counter[str] = Counter()
-    worked_s: Counter[str] = Counter()
+    worked_s: defaultdict[str, float] = defaultdict(float)
     for worker in status.workers:
         if worker.stage and status.lives(worker):
             workers[worker.stage] += 1
             slots[worker.stage] += worker.slots
             ended[worker.stage] += worker.ended
-            worked_s[worker.stage] += worker.worked_s  # type: ignore[assignment]  # a counter of seconds
+            worked_s[worker.stage] += worker.worked_s
 
     def feeds(stage: StageStatus, name: str) -> bool:
         line = "page" if stage.kind == FETCH else stage.stage

@@ -111,10 +111,17 @@ class Replicated:
     def cut_replica_off(self) -> None:
         """Let the replica hear nothing more: what the master acknowledges from now on is lost when it dies.
 
-        A paused replica would not do: what waits in its socket survives the master.
+        What it acknowledged before is not. A paused replica would not do: what waits in its socket survives the master.
         """
         master, replica = self.servers
         with redis.Redis(port=replica.port) as one, redis.Redis(port=master.port) as other:
+            written = other.info("replication")["master_repl_offset"]
+
+            def has_all() -> bool:
+                heard = one.info("replication")
+                return bool(heard["master_link_status"] == "up" and heard["slave_repl_offset"] >= written)
+
+            _until(has_all, "the replica has what was acknowledged")
             one.config_set("masterauth", "not the password")
             other.client_kill_filter(_type="replica")
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from multidict import CIMultiDictProxy
+    from redis.asyncio import Redis
 
     from streamcrawl.store.shards import Shards
     from streamcrawl.work.supervisor import ChildProcess
@@ -57,6 +58,16 @@ QUICK: Final[dict[str, Any]] = {
     "grace_ms": 5000,
 }
 """Settings under which a crawl of a local site waits for nothing that the test is not about."""
+
+
+@asynccontextmanager
+async def client_of(url: str, **options: Any) -> AsyncIterator[Redis]:
+    """Connect as the product does, and close it whatever happens inside."""
+    client = connect(url, **options)
+    try:
+        yield client
+    finally:
+        await client.aclose()
 
 
 class DeadLetter(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -32,10 +31,11 @@ from streamcrawl.store.connection import (
     wait_for_server,
 )
 from tests.certificates import make_certificate
+from tests.integration.drive import client_of
 from tests.redis_server import DURABLE, FAST, Binary, RedisServer, found_binaries, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -46,15 +46,6 @@ def own_server() -> Iterator[RedisServer]:
     """A server that the test may change and break."""
     with RedisServer() as server:
         yield server
-
-
-@asynccontextmanager
-async def client_of(url: str, **options: Any) -> AsyncIterator[Redis]:
-    client = connect(url, **options)
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 20) -> None:

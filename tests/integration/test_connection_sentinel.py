@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis.asyncio.sentinel
@@ -15,24 +14,16 @@ from streamcrawl.errors import ConfigError, StoreIncompatible, StoreUnavailable
 from streamcrawl.store import connection
 from streamcrawl.store.connection import BLOCK_MS, check_server, connect, mapped_errors, redacted, wait_for_server
 from tests.certificates import make_certificate
+from tests.integration.drive import client_of
 from tests.integration.snapshot import wait_until
 from tests.redis_sentinel import MASTER, Replicated, SentinelServer
 from tests.redis_server import FAST, RedisServer, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from redis.asyncio import Redis
-
-
-@asynccontextmanager
-async def client_of(url: str, **options: Any) -> AsyncIterator[Redis]:
-    client = connect(url, **options)
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 def url_of(*sentinels: RedisServer, user: str = "", rest: str = f"/{MASTER}") -> str:

@@ -25,7 +25,7 @@ from streamcrawl.store.shards import Shards, open_crawl
 from streamcrawl.work.board import Board, monotonic_ms
 from streamcrawl.work.child import Child, ChildSpec
 from streamcrawl.work.worker import run_worker
-from tests.integration.drive import OUTPUT, QUICK, Talker, html, plain, until
+from tests.integration.drive import OUTPUT, QUICK, Talker, client_of, html, plain, until
 from tests.integration.snapshot import links, wait_until
 from tests.redis_server import DURABLE, RedisServer
 
@@ -54,11 +54,13 @@ class Forgetting(Frontier):
         super().__init__(frontier.client, frontier.keys, frontier.epoch)
         self._server = server
         self.kept = 0
+        self.has_forgotten = asyncio.Event()
 
     async def commit(self, worker: str, packed: Iterable[bytes], limit: int) -> Committed:
         if self.kept:
             kept, self.kept = self.kept, 0
             await asyncio.to_thread(forget, self._server, kept)
+            self.has_forgotten.set()
         return await super().commit(worker, packed, limit)
 
 
@@ -78,9 +80,11 @@ async def worker(child: Child) -> AsyncIterator[None]:
         yield
     finally:
         child.stop.set()
-        await asyncio.gather(running, beating)
-        await child.close()
-        child.board.close()
+        try:
+            await asyncio.gather(running, beating)
+        finally:
+            await child.close()
+            child.board.close()
 
 
 @asynccontextmanager
@@ -89,24 +93,23 @@ async def forgetful_crawl(
 ) -> AsyncIterator[tuple[Shards, Forgetting, Child]]:
     """Open a crawl and prepare a worker for it, of which the shard of `origin` forgets."""
     settings = make_settings(**QUICK | {"name": name, "shards": shards, "lease_ms": LEASE_MS, "links_max": 1000})
-    client = connect(server.url)
-    crawl, _ = await open_crawl(client, settings)
-    spec = ChildSpec(
-        redis_url=server.url,
-        settings=settings,
-        epoch=crawl.epoch,
-        consumer="w1",
-        role="fetch",
-        scope=Scope.from_settings(settings, [origin]).state(),
-    )
-    child = Child(spec, Board.create(settings.concurrency.most), io.StringIO())
-    own = crawl.index_of(origin)
-    forgetting = Forgetting(child.crawl.frontiers[own], server)
-    child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
-    for frontier in crawl:
-        await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency.most, "{}")], lease_ms=LEASE_MS)
-    yield crawl, forgetting, child
-    await client.aclose()
+    async with client_of(server.url) as client:
+        crawl, _ = await open_crawl(client, settings)
+        spec = ChildSpec(
+            redis_url=server.url,
+            settings=settings,
+            epoch=crawl.epoch,
+            consumer="w1",
+            role="fetch",
+            scope=Scope.from_settings(settings, [origin]).state(),
+        )
+        child = Child(spec, Board.create(settings.concurrency.most), io.StringIO())
+        own = crawl.index_of(origin)
+        forgetting = Forgetting(child.crawl.frontiers[own], server)
+        child.crawl = Shards([*child.crawl.frontiers[:own], forgetting, *child.crawl.frontiers[own + 1 :]])
+        for frontier in crawl:
+            await frontier.beat([Beat("w1", FETCH_STREAM, settings.concurrency.most, "{}")], lease_ms=LEASE_MS)
+        yield crawl, forgetting, child
 
 
 def asked_for(talker: Talker, urls: Sequence[str]) -> Callable[[], bool]:
@@ -134,6 +137,9 @@ async def test_links_that_were_offered_before_their_page_ended_and_lost_are_offe
                 talker.answers["/"] = answer
                 await crawl.of(page).offer(links(f"{page}/"))
                 async with worker(child):
+                    # What was offered may be fetched before it is forgotten; only what is asked for after that counts.
+                    await until(forgetting.has_forgotten.is_set, "the store to forget")
+                    talker.requests.clear()
                     await until(asked_for(talker, found), "all links to be fetched")
                 assert talker.asked["/"] == 1
 
@@ -157,6 +163,8 @@ async def test_what_a_sitemap_offered_and_the_store_lost_is_read_once_more(crawl
                 offered.add(task, sitemap_fingerprint(task, origin, "any"))
                 await crawl.first.offer(offered)
                 async with worker(child):
+                    await until(forgetting.has_forgotten.is_set, "the store to forget")
+                    talker.requests.clear()
                     await until(asked_for(talker, found), "all that it lists to be fetched")
                 assert talker.asked["/map"] == 2
 

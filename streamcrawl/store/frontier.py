@@ -185,7 +185,8 @@ class Commit:
             self.block_ms,
             _as_text(self.detail) or None,
             self.links.named(by_domain=by_domain) or None,
-            [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items] or None,
+            [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items]
+            or None,
             [part for pair in self.left_out.items() for part in pair] or None,
             self.server or None,
             self.took_ms or None,

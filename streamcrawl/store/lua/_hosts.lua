@@ -167,6 +167,7 @@ local function kind_of(task)
   if sub(task, 17, 24) == ',"page",' then return 'page' end
   return match(task, '^%[%d+,%d+,"(%l+)"') or 'page'
 end
+local function kind_of_rest(rest) return sub(rest, 1, 7) == '"page",' and 'page' or match(rest, '^"(%l+)"') end
 
 -- Does the robots gate of the host stand open? 'open', 'asked' (its robots task is under way) or 'ask'.
 local function gate(h)

@@ -21,7 +21,7 @@ do
       local fp, name, level, rest = links[i], links[i + 1], links[i + 2], links[i + 3]
       if type(fp) ~= 'string' or not find(fp, '^%-?%d+$') or #fp > 20 or not (good_names[name] or is_host_name(name))
         or not OFFERED_IN[level] or type(rest) ~= 'string' or sub(rest, -1) ~= ']'
-        or not OFFERED[match(rest, '^"(%l+)","/')] then
+        or not (sub(rest, 1, 9) == '"page","/' or OFFERED[match(rest, '^"(%l+)","/')]) then
         return (i + 3) / 4
       end
     end

@@ -48,8 +48,8 @@ local function offer(fp, key, level, rest)
   if call('SADD', SEEN .. bucket_of(hash_of(fp)), fp) == 0 then return false end
   seen_new = seen_new + 1
   local of
-  key, of = named(key)
-  local h, line = host(key, of), match(rest, '^"(%l+)"')
+  if BY_DOMAIN then key, of = named(key) end
+  local h, line = host(key, of), kind_of_rest(rest)
   count(line .. '.created', 1)
   if is_seed(rest) then count('seed.created', 1) end
   if PAGES_MOST and h.pages >= PAGES_MOST then

@@ -106,9 +106,9 @@ local DETAIL = {
 -- `leave`, so a second commit of one finds it here as well, and is LEASE_LOST.
 local read_ahead = {}
 local function read_batch(commits)
-  local first, last, slots = commits[1] and commits[1][1], commits[1] and commits[#commits] and commits[#commits][1], tonumber(S.slots) or 0
-  if #commits < 2 or slots > 4 * #commits or not is_id(first) or not is_id(last) then return end
-  local rows = call('XRANGE', STREAM, first, last, 'COUNT', max(slots, #commits))
+  local slots, first, last = tonumber(S.slots) or 0, commits[1], commits[#commits]
+  if #commits < 2 or slots > 4 * #commits or not (first and last and is_id(first[1]) and is_id(last[1])) then return end
+  local rows = call('XRANGE', STREAM, first[1], last[1], 'COUNT', max(slots, #commits))
   for i = 1, #rows do read_ahead[rows[i][1]] = rows[i][2] end
 end
 

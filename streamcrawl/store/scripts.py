@@ -3,8 +3,8 @@
 A script's name on the server is the hash of its content, so two versions of streamcrawl can work side by side during a
 deploy. `-- include _name` lines are replaced by the fragment of that name; what reaches the server is one text.
 
-What follows `_state` becomes a function of its own. Lua looks for each variable that a new function uses among all those
-of the function around it, one by one, but takes directly what that one has from outside itself. Without this a third of
+What follows `_state` becomes a function of its own. Lua looks for each variable that a new function uses among all of
+the function around it, one by one, but takes directly what that one has from outside itself. Without this a third of
 an empty commit went by in looking, for a hundred functions, for what `_state` keeps (instructions, 2026-12-01).
 """
 

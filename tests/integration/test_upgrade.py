@@ -288,7 +288,7 @@ async def test_worker_of_the_old_version_ends_what_it_holds_beside_ours(tmp_path
         entry = Entry(entry_id.decode(), fields)
         assert set(fields) == {b"host", b"level", b"task"}
         # The old worker drops one of the pages it holds, dispatches with its own scripts, and asks for the end.
-        ended = (entry.id, fields[b"host"].decode(), "page", "dropped", 0, 0, 0, ["handler"], [], [])
+        ended: list[Any] = [entry.id, fields[b"host"].decode(), "page", "dropped", 0, 0, 0, ["handler"], [], []]
         drop = msgspec.msgpack.encode(ended)
         assert (await run_old(client, "commit", keys, "w-old", 2, drop))[1] == [b"DONE"]
         assert (await run_old(client, "commit", keys, "w-old", 2, drop))[1] == [b"LEASE_LOST"]

@@ -15,6 +15,7 @@ import pytest
 
 from streamcrawl.errors import ExitCode
 from streamcrawl.store.connection import connect
+from streamcrawl.store.embedded import EmbeddedRedis
 from tests.e2e.command import PROGRAM
 from tests.integration.operated import Operated
 from tests.integration.snapshot import urls, wait_until
@@ -240,3 +241,35 @@ def test_full_disk_is_told_and_hidden_by_nothing_that_it_refuses(command: Comman
             result = command.run("doctor", crawl_name, "--redis", server.url, "--json")
         assert result.code == ExitCode.STORE_UNAVAILABLE
         assert {"rdb_failed", "no_workers"} <= words(document(result))
+
+
+def test_embedded_server_that_cannot_dump_is_known_to_run(command: Command, leisurely_site: SiteProcess) -> None:
+    with command.start("crawl", leisurely_site.seed_url, "--name", "here", "--quiet") as running:
+        running.until(lambda: command.lines("here.jsonl") > 0, "the first page")
+        folder = command.folder / ".streamcrawl" / "here"
+        (folder / "dump.rdb").mkdir()  # no file can take its place
+
+        async def fail_to_dump() -> None:
+            client = connect(EmbeddedRedis(folder, memory_max_bytes=0).url)
+            try:
+                await client.config_set("save", "1000 1")
+                await client.bgsave()
+
+                async def has_failed() -> bool:
+                    return bool((await client.info("persistence"))["rdb_last_bgsave_status"] == "err")
+
+                await wait_until(has_failed, "the dump to fail")
+                status = await asyncio.to_thread(command.run, "status", "here")
+                assert status.code == ExitCode.DONE, status.err
+                found = document(await asyncio.to_thread(command.run, "doctor", "here", "--quick", "--json"))
+                assert "rdb_failed" in words(found)
+                assert found["exit_code"] == ExitCode.STORE_UNAVAILABLE
+                everywhere = document(await asyncio.to_thread(command.run, "doctor", "--json"))
+                assert everywhere["crawls"] == ["here"]
+                assert "rdb_failed" in words(everywhere)
+                await client.config_set("save", "")
+            finally:
+                await client.aclose()
+
+        asyncio.run(fail_to_dump())
+        assert running.wait().code == ExitCode.DONE

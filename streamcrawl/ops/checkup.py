@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 
 from streamcrawl.ops.status import counted, number, span
 from streamcrawl.store.connection import mapped_errors, server_info, server_ms, server_refusal, version_refusal
+from streamcrawl.store.scripts import digest, script_names
 from streamcrawl.work.janitor import MEMORY_MARK
 from streamcrawl.work.machine import memory
 
@@ -40,6 +41,8 @@ SKEW_MS: Final = 2000
 SLOW_US: Final = 20_000
 """Of a command; scripts of ours take 5 ms at most, and everybody waits for one that takes longer."""
 SLOW_LOOKED: Final = 128
+SLOW_OVER_S: Final = 3600
+"""What was slow before that is no news."""
 FORK_SLOW_US: Final = 500_000
 LAG_S: Final = 10
 FILES_LEAST: Final = 4096
@@ -126,7 +129,8 @@ async def read_server(client: Redis) -> ServerLook:
     try:
         with mapped_errors():
             for row in await _asked(client.slowlog_get(SLOW_LOOKED)):
-                if row["duration"] >= SLOW_US:
+                age_s = int(info.get("server_time_usec") or 0) // 1_000_000 - row["start_time"]
+                if row["duration"] >= SLOW_US and age_s <= SLOW_OVER_S:
                     look.slow.append((row["start_time"], row["duration"], _command_in(row["command"])))
     except _NotAllowed:
         look.refused.append("SLOWLOG GET")
@@ -169,9 +173,13 @@ def _texts(answer: dict[Any, Any]) -> dict[str, str]:
 
 
 def _command_in(command: bytes | str) -> str:
+    """Return a command without its arguments, which may have a URL in them; of a script of ours its name."""
     text = command.decode("utf-8", "replace") if isinstance(command, bytes) else command
-    # No arguments: a URL may have something private in it.
-    return " ".join(word[:40] for word in text.split()[: 2 if text.upper().startswith(("EVALSHA", "CONFIG")) else 1])
+    name, _, rest = text.partition(" ")
+    if name.upper() != "EVALSHA":
+        return name
+    asked = rest.partition(" ")[0]
+    return next((f"{one}.lua" for one in script_names() if digest(one) == asked), f"{name} {asked}")
 
 
 def server_findings(look: ServerLook, *, is_embedded: bool = False) -> Iterator[Finding]:
@@ -341,7 +349,7 @@ def _speed(look: ServerLook) -> Iterator[Finding]:
     if look.slow:
         longest = max(look.slow, key=lambda one: one[1])
         text = (
-            f"{counted(len(look.slow), 'slow command')} of {SLOW_US // 1000} ms or more in its log, the longest "
+            f"{counted(len(look.slow), 'slow command')} of {SLOW_US // 1000} ms or more in the last hour, the longest "
             f"{longest[1] / 1000:,.0f} ms ({longest[2]}): everybody waits for one"
         )
         yield _warning("slow_commands", text, "redis-cli SLOWLOG GET 128, then find who sends them")

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from streamcrawl.ops.hosts import HostFields, ShardState, hosts_of_domains, shard_state
 from streamcrawl.ops.status import (
     OUTPUT,
+    RATE_OVER_MS,
     STAGE,
     condition,
     counted,
@@ -580,18 +581,18 @@ class _Causes:
         if left and not self._live(FETCH):
             beats = [one.beat_age_ms for one in status.workers if one.stage == FETCH]
             last = f"; the last one beat {span(min(beats))} ago" if beats else ""
-            text = f"no worker of the fetch is alive, {counted(left, 'task')} wait{'s' if left == 1 else ''}{last}"
+            text = f"no worker of the fetch is alive, {counted(left, 'task')} {_verb('wait', left)}{last}"
             self._add(Word.NO_WORKERS, text, self._typed.start, is_stop=True, tasks=left)
         for stage in status.stages[1:]:
             waiting = stage.waiting + stage.pending + stage.delayed
             if stage.kind == STAGE and stage.is_unread:
                 base, _, version = stage.stage.partition("@")
                 what = f"version {version} of stage {base}" if version else f"stage {base}"
-                text = f"nobody reads {what}: {counted(waiting, 'item')} wait{'s' if waiting == 1 else ''}"
+                text = f"nobody reads {what}: {counted(waiting, 'item')} {_verb('wait', waiting)}"
                 self._add(Word.STAGE_UNREAD, text, self._typed.start_stage(stage.stage), is_stop=True, tasks=waiting)
             elif stage.kind == OUTPUT and waiting and not self._live(stage.stage):
                 path = self._path(stage.stage)
-                text = f"no writer of {path} is alive: {counted(waiting, 'record')} wait{'s' if waiting == 1 else ''}"
+                text = f"no writer of {path} is alive: {counted(waiting, 'record')} {_verb('wait', waiting)}"
                 self._add(Word.OUTPUT_UNWRITTEN, text, self._typed.start, is_stop=True, tasks=waiting)
 
     def _path(self, sink: str) -> str:
@@ -625,7 +626,9 @@ class _Causes:
             return
         feeders = [one.name for one in status.feeders if one.is_alive]
         if feeders:
-            self._add(Word.SEEDS, f"nothing is left to do; {', '.join(feeders)} feed(s) more seeds")
+            self._add(
+                Word.SEEDS, f"nothing is left to do; {', '.join(feeders)} {_verb('feed', len(feeders))} more seeds"
+            )
         elif status.feeders:
             gone = ", ".join(one.name for one in status.feeders)
             text = f"nothing is left to do, and {gone} ended before all seeds were in: it waits for them"
@@ -642,11 +645,12 @@ class _Causes:
         slots = sum(one.slots for one in workers)
         busy = sum(one.busy if one.busy is not None else one.slots for one in workers)
         is_full = fetch.waiting > 0 and busy >= NEAR * slots
-        if status.pages_per_s == 0 and not why.pages_per_s and (status.hosts_due or status.streamed):
-            text = (
-                f"nothing ended in the last half minute: {number(fetch.pending)} in hand, {number(fetch.waiting)} wait"
-            )
-            self._add(Word.STALLED, text, self._typed("pending", "ls", status.name, "--idle", "1m"))
+        oldest_ms = max(fetch.oldest_pending_ms or 0, fetch.oldest_waiting_ms or 0)
+        # A host that fails ends nothing either, but its probes are back within their time limit.
+        if status.pages_per_s == 0 and not why.pages_per_s and oldest_ms >= RATE_OVER_MS:
+            held = f"{number(fetch.pending)} in hand, {number(fetch.waiting)} wait, the oldest for {span(oldest_ms)}"
+            do = self._typed("pending", "ls", status.name, "--idle", "1m")
+            self._add(Word.STALLED, f"nothing ended of late: {held}", do)
         if is_full:
             each = f", {_seconds(fetch.entry_s)} a page" if fetch.entry_s is not None else ""
             ready = counted(status.hosts_due, "domain" if status.by_domain else "host")
@@ -659,7 +663,8 @@ class _Causes:
             waiting = stage.waiting + stage.pending + stage.delayed
             if waiting and not self._fetch_left() and not stage.is_over and self._live(stage.stage):
                 what = f"the output {self._path(stage.stage)}" if stage.kind == OUTPUT else f"stage {stage.stage}"
-                text = f"all is fetched; {number(waiting)} are left for {what}"
+                left = counted(waiting, "record" if stage.kind == OUTPUT else "item")
+                text = f"all is fetched; {left} {_verb('wait', waiting)} for {what} or in its hands"
                 do = self._typed.start_stage(stage.stage) if stage.kind == STAGE else ""
                 self._add(Word.STAGE_BEHIND, text, do, tasks=waiting)
         if not is_full and needs:
@@ -678,7 +683,7 @@ class _Causes:
                 break
         noun = "domain" if status.by_domain else "host"
         first = needs[0]
-        share = f"{counted(k, noun)} hold{'s' if k == 1 else ''} {100 * held // total} % of the queued tasks"
+        share = f"{counted(k, noun)} {_verb('hold', k)} {100 * held // total} % of the queued tasks"
         of = (
             f" of those looked at ({_hosts(why, why.hosts_looked)} of {number(why.hosts_scheduled)})"
             if why.is_sampled
@@ -716,7 +721,8 @@ class _Causes:
             self._add(word, text, ls, tasks=tasks, for_ms=since or None)
         blocked = sum(look.of_blocked for look in self._looks)
         if blocked:
-            text = f"{counted(status.hosts_blocked, 'host')} blocked by an operator keep {counted(blocked, 'task')}"
+            keep = f"{_verb('keep', status.hosts_blocked)} {counted(blocked, 'task')}"
+            text = f"{counted(status.hosts_blocked, 'host')} blocked by an operator {keep}"
             self._add(Word.BLOCKED, text, ls, tasks=blocked)
 
     def _say_delayed(self) -> None:
@@ -725,7 +731,11 @@ class _Causes:
         if delayed:
             tries = [look.next_try_ms for look in self._looks if look.next_try_ms is not None]
             when = f", the first in {span(min(tries))}" if tries else ""
-            self._add(Word.DELAYED, f"{counted(delayed, 'task')} wait for another try{when}", tasks=delayed)
+            self._add(
+                Word.DELAYED,
+                f"{counted(delayed, 'task')} {_verb('wait', delayed)} for another try{when}",
+                tasks=delayed,
+            )
 
     def _say_near(self) -> None:
         status, words = self._status, {cause.word for cause in self._found}
@@ -791,6 +801,11 @@ class _Causes:
             self._add(Word.DEAD_RISING, text, do, tasks=sum(risen.values()))
 
 
+def _verb(verb: str, count: int) -> str:
+    """Return a verb as it goes with so many."""
+    return f"{verb}s" if count == 1 else verb
+
+
 def _seconds(seconds: float | None) -> str:
     return "?" if seconds is None else f"{1000 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
 
@@ -834,7 +849,7 @@ def _host_line(need: HostNeed) -> str:
         (
             words.get(Word(need.state), "") if need.state else "",
             f"asked in {span(need.wait_ms)}" if need.wait_ms else "",
-            f"delay by {need.delay_reason}" if need.delay_ms and need.delay_reason != "crawl" else "",
+            f"delay by {need.delay_reason.replace('_', ' ')}" if need.delay_ms and need.delay_reason != "crawl" else "",
         ),
     )
     rest = ", ".join(notes)

@@ -57,7 +57,8 @@ def document(result: Result) -> dict[str, Any]:
 
 def words(found: dict[str, Any]) -> set[str]:
     # A packaged server may have a hole by its version, and a busy machine answers slowly.
-    noise = {"cve", "answer_slow", "slow_commands", "fork_slow", "files_limit", "disk_near", "overcommit"}
+    noise = {"cve", "answer_slow", "slow_commands", "fork_slow", "fsync_slow"}
+    noise |= {"files_limit", "disk_near", "overcommit", "huge_pages"}
     return {one["word"] for one in found["findings"]} - noise
 
 

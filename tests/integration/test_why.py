@@ -259,7 +259,10 @@ async def test_what_is_left_for_a_stage_when_all_is_fetched_is_told(open_lab: Op
     [held] = await lab.take()
     await lab.end(held, items=["enrich@1", '["any",{},0]'], url="http://a.test/")
     [cause] = (await why_of(lab)).causes
-    assert (cause.word, cause.text) == (Word.STAGE_BEHIND, "all is fetched; 1 are left for stage enrich@1")
+    assert (cause.word, cause.text) == (
+        Word.STAGE_BEHIND,
+        "all is fetched; 1 item waits for stage enrich@1 or in its hands",
+    )
 
 
 # -- hosts
@@ -366,7 +369,7 @@ async def test_blocked_hosts_hold_no_end(open_lab: OpenLab) -> None:
     assert [host.host for host in why.hosts] == ["http://b.test"]
     assert why.backlog == 2
     [cause] = [one for one in why.causes if one.word is Word.BLOCKED]
-    assert cause.text == "1 host blocked by an operator keep 50 tasks"
+    assert cause.text == "1 host blocked by an operator keeps 50 tasks"
     await lab.frontier.set_host("http://a.test", blocked="")
 
 
@@ -378,7 +381,7 @@ async def test_retries_are_told_with_when_the_first_is_due(open_lab: OpenLab) ->
     await lab.end(held, Outcome.RETRY, detail=(3_600_000, *lab.commit_of(held, Outcome.RETRY).detail[1:]))
     [cause] = (await why_of(lab)).causes
     assert cause.word is Word.DELAYED
-    assert re.fullmatch(r"1 task wait for another try, the first in (1 h|59 min( \d+ s)?)", cause.text)
+    assert re.fullmatch(r"1 task waits for another try, the first in (1 h|59 min( \d+ s)?)", cause.text)
 
 
 async def test_full_slots_are_the_limit_and_more_workers_the_answer(open_lab: OpenLab) -> None:
@@ -455,14 +458,23 @@ async def test_dead_letters_between_two_looks_are_rising(open_lab: OpenLab) -> N
     assert cause.do == f"streamcrawl dead ls {lab.keys.crawl} --by reason --redis redis://r/0"
 
 
-async def test_nothing_that_ended_for_half_a_minute_is_a_stall(open_lab: OpenLab) -> None:
-    lab = await open_lab()
-    await lab.offer(*urls("a.test", 3))
-    await beat(lab)
-    await lab.take()
-    await lab.let_pass(20_000)
-    [cause] = [one for one in (await why_of(lab)).causes if one.word is Word.STALLED]
-    assert cause.text == "nothing ended in the last half minute: 1 in hand, 0 wait"
+async def test_entry_that_is_old_while_nothing_ends_is_a_stall(crawl_name: str) -> None:
+    with RedisServer(has_clock=True) as server:
+        client = connect(server.url)
+        try:
+            operated = await Operated.opened(client, crawl_name)
+            await operated.offer(urls("a.test", 3))
+            [lab] = operated.labs
+            await beat(lab)
+            await lab.take()
+            await lab.let_pass(20_000)
+            assert Word.STALLED not in words(await why_of(lab))
+            server.set_clock(45)
+            [cause] = [one for one in (await why_of(lab)).causes if one.word is Word.STALLED]
+            assert re.match(r"nothing ended of late: 1 in hand, 0 wait, the oldest for \S+ (s|min)", cause.text)
+            assert cause.do == f"streamcrawl pending ls {crawl_name} --idle 1m --redis redis://r/0"
+        finally:
+            await client.aclose()
 
 
 # -- it is over, or there is nothing
@@ -489,7 +501,7 @@ async def test_empty_crawl_waits_for_seeds(lab: Lab) -> None:
     assert cause.do == f"streamcrawl close {lab.keys.crawl} --redis redis://r/0"
     await lab.frontier.feed("feeder-1", "begin", lease_ms=LEASE_MS)
     [cause] = (await why_of(lab)).causes
-    assert (cause.text, cause.is_stop) == ("nothing is left to do; feeder-1 feed(s) more seeds", False)
+    assert (cause.text, cause.is_stop) == ("nothing is left to do; feeder-1 feeds more seeds", False)
 
 
 async def test_json_has_stable_fields(open_lab: OpenLab) -> None:

@@ -167,24 +167,20 @@ class Why(msgspec.Struct):
     """host, rate, or '' where there is none."""
     eta_limits: list[str] = msgspec.field(default_factory=list)
     """What the estimate does not know."""
+    is_sampled: bool = False
+    """Whether some of the queued tasks are of hosts that were not looked at; `sampled` in the JSON."""
     status: Status | None = None
     """The second look, for whoever goes on from here; no part of the JSON."""
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether some of the queued tasks are of hosts that were not looked at."""
-        return self.queued_looked < self.queued and self.hosts_looked < self.hosts_scheduled
 
     @property
     def unlooked(self) -> int:
         """Queued tasks of hosts that were not looked at: what one of them may have at most."""
         return max(0, self.queued - self.queued_looked) if self.is_sampled else 0
 
-    def words(self) -> set[Word]:
-        return {cause.word for cause in self.causes}
-
     def as_json(self) -> dict[str, Any]:
-        document = {field: getattr(self, field) for field in self.__struct_fields__ if field != "status"}
+        document = {
+            field: getattr(self, field) for field in self.__struct_fields__ if field not in ("status", "is_sampled")
+        }
         return {**dict(msgspec.to_builtins(document)), "sampled": self.is_sampled, "unlooked": self.unlooked}
 
 
@@ -248,6 +244,7 @@ async def read_why(
     why.queued = status.queued
     why.queued_looked = min(status.queued, sum(look.queued for look in looks))
     why.hosts_looked = sum(look.looked for look in looks)
+    why.is_sampled = why.queued_looked < why.queued and not all(look.is_whole for look in looks)
     _measure(why, status, before, at_s)
     every = (need for look in looks for need in look.needs)
     needs = sorted(every, key=lambda one: (-one.needs_ms, -one.queued, one.host))
@@ -277,6 +274,8 @@ class _Look(msgspec.Struct):
     next_try_ms: int | None = None
     """Until the first delayed task is due; None without one."""
     oldest_failing_ms: int = 0
+    is_whole: bool = True
+    """Whether every host that has anything queued was asked."""
 
 
 async def _look(frontier: Frontier, most: int) -> _Look:
@@ -299,9 +298,13 @@ async def _look(frontier: Frontier, most: int) -> _Look:
         found.oldest_failing_ms = max(0, state.now_ms - int(failing[0][1]))
     drawn = dict.fromkeys([*sample, *last] if scheduled > most else sample)
     found.looked = len(drawn)
+    others_asked = (failing, blocked, delayed, entries)
+    found.is_whole = scheduled <= most and all(len(part) < OTHERS_LOOKED_MAX for part in others_asked)
     if frontier.by_domain:
+        each = most // max(1, min(len(drawn), _HOSTS_PER_CALL))
         drawn = dict.fromkeys(await hosts_of_domains(client, keys, list(drawn)[:_HOSTS_PER_CALL], most))
         found.looked = min(found.looked, _HOSTS_PER_CALL)
+        found.is_whole = found.is_whole and found.looked == scheduled and len(drawn) < each
     # Tasks of hosts that wait for a second try of their robots.txt are in no other place than these.
     waiting = [member.split(b"|", 3)[2] for member, _ in delayed if member.count(b"|") >= 3]
     others = [*(host for host, _ in failing), *blocked, *waiting, *(f[b"host"] for _, f in entries if b"host" in f)]
@@ -466,10 +469,7 @@ def _estimate(why: Why, status: Status, needs: Sequence[HostNeed]) -> None:
     if not status.is_closed:
         why.eta_limits.append("more seeds may come")
     if why.is_sampled:
-        why.eta_limits.append(
-            f"{number(why.unlooked)} queued tasks are of {_hosts(why, why.hosts_scheduled - why.hosts_looked)} "
-            "that were not looked at"
-        )
+        why.eta_limits.append(f"{counted(why.unlooked, 'queued task')} of hosts that were not looked at")
     if any(need.state == Word.FAILING for need in needs):
         why.eta_limits.append("hosts that fail are waited for, until they answer or are given up")
 

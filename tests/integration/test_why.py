@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from streamcrawl.errors import ConfigError
+from streamcrawl.ops import why as why_module
 from streamcrawl.ops.doctor import crawl_findings
 from streamcrawl.ops.why import (
     HOSTS_LOOKED_MAX,
@@ -423,6 +424,33 @@ async def test_hosts_of_all_shards_are_looked_at(store_client: Redis, crawl_name
     assert (why.queued, why.queued_looked, why.hosts_looked, why.unlooked) == (78, 78, 12, 0)
 
 
+async def test_what_was_not_looked_at_is_said_where_hosts_are_under_way(
+    open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why_module, "OTHERS_LOOKED_MAX", 3)
+    lab = await open_lab()
+    await lab.offer(*(f"http://h{n}.test/{m}" for n in range(5) for m in range(4)))
+    await beat(lab)
+    assert not (await why_of(lab)).is_sampled  # all are scheduled
+    await lab.take()
+    why = await why_of(lab)  # at their cap they stand nowhere but in the stream
+    assert (why.is_sampled, why.queued, why.unlooked) == (True, 15, 6)
+    assert "6 queued tasks of hosts that were not looked at" in why.eta_limits
+
+
+async def test_hosts_of_a_domain_that_were_not_drawn_are_said(
+    open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = await open_lab(delay_ms=1000, delay_max_ms=60_000, politeness_by="domain")
+    await lab.offer(*(f"http://h{n}.big.com/{m}" for n in range(5) for m in range(4)))
+    await beat(lab)
+    assert not (await why_of(lab)).is_sampled
+    monkeypatch.setattr(why_module, "HOSTS_LOOKED_MAX", 3)
+    why = await why_of(lab)
+    assert (why.is_sampled, why.queued, why.unlooked) == (True, 20, 8)
+    assert why.hosts[0].queued == 12
+
+
 # -- rates
 
 
@@ -585,7 +613,7 @@ async def test_a_look_at_a_large_crawl_stays_within_its_bounds(crawl_name: str) 
             await operated.offer(f"http://h{n}.test/{m}" for n in range(HOSTS) for m in range(each))
             [lab] = operated.labs
             await beat(lab)
-            await lab.take()  # a thousand hosts have one under way
+            await lab.take()
             before = await look_before(operated.crawl, crawl_name)
             async with commands_of(client, server.url) as seen:
                 why = await read_why(operated.crawl, crawl_name, before=before)

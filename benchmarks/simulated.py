@@ -9,8 +9,8 @@ is what an idle fleet costs; then the seeds come. Redis's figures are its own ac
 on the machine. How long a worker waits for it is the workers' own metrics: on two cores most of that is waiting for a
 core.
 
-    python -m benchmarks simulated                              50 x 200, 10,000 hosts
-    python -m benchmarks simulated --shards 4
+    python -m benchmarks simulated                              50 x 200, 5,000 hosts of two pages in the mean
+    python -m benchmarks simulated --shards 4 --hosts 10000 --pages 20000
     python -m benchmarks simulated --hosts 100 --host-concurrency 100 --delay-ms 0
 
 Exit code 1 when a page is missing, was had twice or came from nowhere, or a host was asked too early or too often.
@@ -46,6 +46,7 @@ from streamcrawl.store.shards import open_crawl
 from streamcrawl.store.tuning import encode_given, tune
 from streamcrawl.work.meters import (
     BATCH_SIZE,
+    COMMANDS,
     COMMIT_WAIT,
     COMMITS,
     CPU_SECONDS,
@@ -214,6 +215,9 @@ async def run(plan: Plan, url: str, folder: Path, began_s: float, fetcher: str) 
         **_busy_figures(samples),
         **{f"{name}_per_page": round(value / pages, 2) for name, value in account.counts.items()},
         "calls_per_page": {name: round(value / pages, 3) for name, value in account.top.items()},
+        "worker_calls_per_page": {
+            name: round(calls / pages, 3) for name in COMMANDS[FETCH] if (calls := meters.count(REDIS_SECONDS, name))
+        },
         **account.script_us,
         **_waits(meters),
         "commits_lease_lost": round(sum(meters.count(COMMITS, kind.value, LEASE_LOST) for kind in Kind)),
@@ -510,8 +514,8 @@ def main() -> None:
     fleet.add_argument("--timeout-ms", type=int, default=plan.timeout_ms, metavar="N", help="of a fetch (%(default)s)")
     fleet.add_argument("--idle-s", type=float, default=plan.idle_s, metavar="S", help="without work (%(default)s)")
     model = parser.add_argument_group("the web")
-    model.add_argument("--hosts", type=int, default=10_000, metavar="N", help="(%(default)s)")
-    model.add_argument("--pages", type=int, default=20_000, metavar="N", help="in all, nearly (%(default)s)")
+    model.add_argument("--hosts", type=int, default=5000, metavar="N", help="(%(default)s)")
+    model.add_argument("--pages", type=int, default=10_000, metavar="N", help="in all, nearly (%(default)s)")
     model.add_argument("--host-pages-max", type=int, metavar="N", help="of the largest hosts (5 times the mean)")
     model.add_argument("--seed", type=int, default=web.seed, metavar="N", help="another number, another web")
     model.add_argument("--links", type=int, default=web.links, metavar="N", help="of a page, in the mean (%(default)s)")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,15 +49,15 @@ async def seed(frontier: Frontier, tasks: int, hosts: int) -> None:
         await frontier.offer(links)
 
 
-async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> int:
-    """Carry all tasks through their life; returns how many were done."""
+async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes, most: float = math.inf) -> int:
+    """Carry all tasks through their life, or no more batches once `most` are done; returns how many were done."""
     done = 0
     await frontier.dispatch(DISPATCH_MAX)
-    while True:
+    while done < most:
         reply: Any = await reader.xreadgroup(GROUP, "worker", {frontier.keys.fetch_stream: ">"}, count=batch)
         entries = [entry for _, rows in reply for entry in rows]
         if not entries:
-            return done
+            break
         commits = [
             Commit(
                 entry_id.decode(),
@@ -71,6 +72,7 @@ async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> 
         ]
         committed = await frontier.commit("worker", [commit.pack() for commit in commits], DISPATCH_MAX)
         done += committed.words.count("DONE")
+    return done
 
 
 async def cpu_s(client: Redis) -> float:

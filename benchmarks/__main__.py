@@ -28,6 +28,25 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "page_cost": Benchmark("What does a page cost, against the bare loop?", ("--rounds", "3", "--startup"), "1 min"),
     "redis_cost": Benchmark("What does a page cost Redis: CPU, bytes, scripts, commands?", (), "5 s"),
     "lifecycles": Benchmark("How many tasks a second does one Redis carry through their life?", (), "5 s"),
+    "simulated": Benchmark(
+        "What does a fleet of 50 workers cost its Redis, and is it fair? (short: 6 of them)",
+        (
+            "--workers",
+            "6",
+            "--slots",
+            "100",
+            "--supervisors",
+            "2",
+            "--hosts",
+            "200",
+            "--pages",
+            "1500",
+            "--latency-ms",
+            "300",
+            "--no-errors",
+        ),
+        "40 s",
+    ),
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
     "frontier_size": Benchmark(
         "Do rate, memory and idle cost stay as they are in a frontier of millions?", None, "1 min"

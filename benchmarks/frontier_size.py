@@ -227,7 +227,7 @@ class Side:
         frontier = await self.frontier()
         frontier.observe(lambda name, took_s: self.waits_ms.setdefault(name, []).append(1000 * took_s))
         before_s = await cpu_s(self.client)
-        done = await work(frontier, self.client, BATCH, b"", SLICE)
+        done = await work(frontier, self.client, BATCH, b"", {}, SLICE)
         self.rates.append(done / (await cpu_s(self.client) - before_s))
         frontier.observe(lambda name, took_s: None)
         return done

@@ -29,7 +29,7 @@ ITEMS_PER_CALL: Final = 1000
 """Some 4 ms of the server."""
 BYTES_PER_CALL: Final = 4_000_000
 LINGER_S: Final = 0.002
-"""A batch waits this long for company: ten fetches that end together then cost one call instead of ten."""
+"""A batch waits this long for company while there is any to come: ten fetches that end together then cost one call."""
 
 
 class _Waiting(NamedTuple):

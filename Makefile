@@ -8,8 +8,9 @@ URL ?=
 ARGS ?=
 # Each URL in quotes of its own: an & or ; in one would be the shell's, a $ ours.
 QUOTED_URLS = $(foreach url,$(value URL),'$(subst ','\'',$(url))')
-# Two workers by default: the tests start processes of their own, so more only makes them wait for each other.
-TEST_PROCESSES ?= 2
+# More than the two cores that it is made for: many tests wait for a lease or a delay. The tests start processes of their
+# own, so many more would only make them wait for each other.
+TEST_PROCESSES ?= 3
 TEST_ARGS ?=
 
 .PHONY: help setup setup-dev crawl test containers chaos fuzz check format bench lock clean
@@ -45,7 +46,7 @@ crawl: setup
 endif
 
 test: setup-dev ## Set up and run the whole test suite (chaos runs in their short form)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not quiet" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal -m "not quiet" $(TEST_ARGS)
 	$(BIN)/python -m pytest -m quiet $(TEST_ARGS)
 
 containers: setup-dev ## The tests that `make test` skips: the image and the compose stack, on a container engine (root, Debian)

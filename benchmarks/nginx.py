@@ -1,7 +1,7 @@
 """nginx as the web server that is crawled: an ordinary one that nobody here has written.
 
-`NginxSite` serves the pages of benchmarks/site.py, the same ones byte for byte, from files; it has what `SiteProcess`
-has. It cannot hold answers back. Start at `NginxSite`.
+`NginxSite` serves the pages of benchmarks/site.py, the same ones byte for byte, or those of benchmarks/real_pages.py,
+from files; it has what `SiteProcess` has. It cannot hold answers back. Start at `NginxSite`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from benchmarks.site import PORT_ATTEMPTS, SiteReport, make_pages
+from benchmarks.site import PORT_ATTEMPTS, SiteReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
+    from benchmarks.real_pages import RealPages
     from benchmarks.site import SiteSpec
 
 READY_TIMEOUT_S: Final = 10.0
@@ -118,11 +119,11 @@ def wait_until_listening(address: str, port: int, folder: Path) -> None:
 
 
 class NginxSite:
-    """The synthetic site, served by nginx. A context manager, which writes the files and deletes them."""
+    """A site, served by nginx. A context manager, which writes the files and deletes them."""
 
     server: Final = "nginx"
 
-    def __init__(self, spec: SiteSpec, nginx: str) -> None:
+    def __init__(self, spec: SiteSpec | RealPages, nginx: str) -> None:
         self.spec = spec
         self.port = 0
         self.mean_answer_bytes = 0
@@ -148,7 +149,7 @@ class NginxSite:
             addresses = [self.spec.address(host) for host in range(self.spec.hosts)]
             self.port = claim_port(addresses, 0)
             total_bytes = 0
-            for page, body in enumerate(make_pages(self.spec, self.port)):
+            for page, body in enumerate(self.spec.bodies(self.port)):
                 path = self.spec.path(page)
                 file = root / (path[1:] or "index.html")
                 file.parent.mkdir(parents=True, exist_ok=True)

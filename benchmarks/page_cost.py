@@ -79,7 +79,7 @@ def run_side(side: str, site: SiteProcess, crawl_arguments: list[str]) -> Run:
         command = command_of(side, site, output, crawl_arguments)
         usage = measure(command, folder=folder, output=Path(name, "stdout"))
         served = site.report()
-        faults = list(faults_of(usage, served, site.spec))
+        faults = list(faults_of(usage, served, site.spec.pages))
         if side == CRAWL and not faults:
             faults += faults_of_output(output, site)
     for fault in faults:
@@ -87,13 +87,13 @@ def run_side(side: str, site: SiteProcess, crawl_arguments: list[str]) -> Run:
     return Run(usage, served, tuple(faults))
 
 
-def faults_of(usage: TreeUsage, served: SiteReport, spec: SiteSpec) -> list[str]:
+def faults_of(usage: TreeUsage, served: SiteReport, pages: int) -> list[str]:
     """Return why a run does not count, by its processes and the site's log; empty when it does."""
     faults = []
     if usage.exit_code:
         faults.append(f"ended with exit code {usage.exit_code}")
-    if served.distinct_pages != spec.pages:
-        faults.append(f"fetched {served.distinct_pages} of {spec.pages} pages")
+    if served.distinct_pages != pages:
+        faults.append(f"fetched {served.distinct_pages} of {pages} pages")
     if served.repeated_fetches:
         faults.append(f"fetched {served.repeated_fetches} pages again")
     if served.not_found:

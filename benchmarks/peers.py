@@ -16,6 +16,7 @@ otherwise the exit code is 1. A contestant whose packages cannot be installed is
     python -m benchmarks peers                                       5,000 pages, 20 links, 3 rounds
     python -m benchmarks peers --links 1 --links 20 --links 100 --rounds 1 --plot peers.png
     python -m benchmarks peers --latency-ms 50 --only bare --only streamcrawl --only crawlee
+    python -m benchmarks peers --real /usr/share/doc/postgresql-doc-15/html    pages that people wrote
     python -m benchmarks peers --read runs.jsonl --plot peers.png    table and plot of earlier runs
 
 One JSON line a run and one with the medians go to standard output, the table and the plot as text to standard error.
@@ -42,6 +43,7 @@ from benchmarks.environments import CONTESTANTS, NotInstallable, add_venvs_optio
 from benchmarks.nginx import NginxSite, find_nginx
 from benchmarks.page_cost import BARE, CONCURRENCY, CRAWL, command_of, faults_of, faults_of_output
 from benchmarks.process_tree import REDIS, TreeUsage, measure
+from benchmarks.real_pages import RealPages
 from benchmarks.redis_cost import account_of
 from benchmarks.site import SiteProcess, SiteSpec, add_spec_options, spec_from_options
 from tests.redis_server import FAST, RedisServer, found_binaries
@@ -158,7 +160,7 @@ def run_once(name: str, prepared: Prepared, site: Site) -> dict[str, Any]:
         usage = measure(command, folder=where, output=folder / "stdout", timeout_s=RUN_TIMEOUT_S)
         redis = redis_figures(client, before, pages) if client else own_redis_figures(usage, pages)
         served = site.report()
-        faults = faults_of(usage, served, site.spec)
+        faults = faults_of(usage, served, pages)
         if not faults:
             faults = faults_of_output(output, site)
     for fault in faults:
@@ -169,6 +171,8 @@ def run_once(name: str, prepared: Prepared, site: Site) -> dict[str, Any]:
     return {
         "contestant": name,
         "links_per_page": site.spec.links,
+        "is_real": isinstance(site.spec, RealPages),
+        "mean_answer_bytes": site.mean_answer_bytes,
         "pages": pages,
         "hosts": site.spec.hosts,
         "latency_ms": site.spec.latency_ms,
@@ -220,19 +224,21 @@ def own_redis_figures(usage: TreeUsage, pages: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def site_of(spec: SiteSpec, server: str) -> Iterator[Site]:
+def site_of(spec: SiteSpec | RealPages, server: str) -> Iterator[Site]:
     """Serve a site by nginx or by benchmarks/site.py; `auto` takes nginx when it is there and nothing is held back."""
     nginx = find_nginx()
     if server == "nginx" and nginx is None:
         raise SystemExit("nginx is not installed: apt-get install nginx-light, or take --server site")
     if server == "nginx" and spec.latency_ms:
         raise SystemExit("nginx cannot hold answers back: leave out --server nginx or --latency-ms")
-    if nginx is None or spec.latency_ms or server == "site":
+    if isinstance(spec, SiteSpec) and (nginx is None or spec.latency_ms or server == "site"):
         with SiteProcess(spec) as site:
             yield site
-    else:
+    elif nginx is not None:
         with NginxSite(spec, nginx) as site:
             yield site
+    else:
+        raise SystemExit("--real pages are served by nginx, which is not installed: apt-get install nginx-light")
 
 
 # -- medians, table, plot ---------------------------------------------------------------------------------------------
@@ -366,6 +372,13 @@ def draw(rows: Sequence[dict[str, Any]], target: Path, venvs: Path) -> None:
     subprocess.run(command, input=json.dumps(bars), text=True, check=True)
 
 
+def _real_pages(folder: str) -> RealPages:
+    try:
+        return RealPages.read(Path(folder))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -378,13 +391,16 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         except NotInstallable as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     runs = []
-    spec = spec_from_options(options, without=("links",))
+    specs: list[SiteSpec | RealPages] = [options.real] if options.real else []
+    if not specs:
+        spec = spec_from_options(options, without=("links",))
+        specs += [replace(spec, links=links) for links in options.links or [BAR_LINKS]]
     with SiteProcess(SiteSpec(pages=1)) as site:
         # Once before, so that the bytecode of all is there.
         for name in prepared:
             run_once(name, prepared[name], site)
-    for links in options.links or [BAR_LINKS]:
-        with site_of(replace(spec, links=links), options.server) as site:
+    for one in specs:
+        with site_of(one, options.server) as site:
             for number in range(options.rounds):
                 for name in list(prepared)[:: -1 if number % 2 else 1]:
                     run = {"benchmark": "peers", "round": number + 1} | run_once(name, prepared[name], site)
@@ -399,6 +415,9 @@ def main() -> None:
     parser.add_argument("--links", type=int, action="append", metavar="N", help="per page; may be repeated (20)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
     parser.add_argument("--only", choices=CONTESTANTS_BY_NAME, action="append", help="may be repeated")
+    parser.add_argument(
+        "--real", type=_real_pages, metavar="DIR", help="crawl the pages of this folder instead (served by nginx)"
+    )
     parser.add_argument("--server", choices=("auto", "nginx", "site"), default="auto", help="what serves the pages")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="write a plot here")
     parser.add_argument("--read", type=Path, metavar="JSONL", help="run nothing; take the runs of this file")

@@ -62,7 +62,7 @@ def run_once(processes: int, site: SiteProcess) -> dict[str, Any]:
         usage = measure(command, folder=Path(name), output=Path(name, "stdout"))
         busy_s = busy_cpu_s() - busy_before_s
         served = site.report()
-        faults = faults_of(usage, served, site.spec)
+        faults = faults_of(usage, served, site.spec.pages)
         if not faults:
             faults = faults_of_output(output, site)
     for fault in faults:

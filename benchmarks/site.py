@@ -84,6 +84,13 @@ class SiteSpec:
     def url(self, page: int, port: int) -> str:
         return f"http://{self.address(page % self.hosts)}:{port}{self.path(page)}"
 
+    def bodies(self, port: int) -> Iterator[bytes]:
+        """Yield the HTML of every page, in the order of their numbers."""
+        choose = random.Random(self.seed)
+        sentences = [" ".join(choose.choices(_WORDS, k=choose.randint(6, 18))).capitalize() + "." for _ in range(200)]
+        for page in range(self.pages):
+            yield make_page(self, page, port, sentences)
+
     def linked_pages(self, page: int, choose: random.Random) -> list[int]:
         """Return the pages that `page` links to: its children in the tree, then others by chance."""
         fan_out = HUB_LINKS if self.links == 1 else min(CHILDREN, self.links)
@@ -125,18 +132,10 @@ def make_page(spec: SiteSpec, page: int, port: int, sentences: Sequence[str]) ->
     return (head + "".join(paragraphs[:middle]) + links + "".join(paragraphs[middle:]) + tail).encode()
 
 
-def make_pages(spec: SiteSpec, port: int) -> Iterator[bytes]:
-    """Yield the HTML of every page, in the order of their numbers."""
-    choose = random.Random(spec.seed)
-    sentences = [" ".join(choose.choices(_WORDS, k=choose.randint(6, 18))).capitalize() + "." for _ in range(200)]
-    for page in range(spec.pages):
-        yield make_page(spec, page, port, sentences)
-
-
 def make_answers(spec: SiteSpec, port: int) -> list[bytes]:
     """Return the whole HTTP answer of each page, by its number, with the headers an ordinary server sends."""
     answers = []
-    for page, body in enumerate(make_pages(spec, port)):
+    for page, body in enumerate(spec.bodies(port)):
         head = (
             "HTTP/1.1 200 OK\r\nServer: site\r\nDate: Mon, 05 Jan 2026 10:00:00 GMT\r\n"
             f"Content-Type: text/html; charset=utf-8\r\nContent-Length: {len(body)}\r\n"

@@ -37,6 +37,7 @@ from streamcrawl.ops.words import moment, parse_moment_ms
 from streamcrawl.settings import parse_duration_ms
 from streamcrawl.store.connection import mapped_errors, server_ms
 from streamcrawl.store.shards import join_crawl
+from streamcrawl.work.replay import LOST
 
 if TYPE_CHECKING:
     import re
@@ -368,13 +369,16 @@ def _write_result(place: Place, plans: Sequence[Replay], count: Count, *, has_en
     """Say how far a replay is."""
     if place.is_json:
         ids = [one.id for one in plans]
-        _json({"replays": ids, "looked": count.looked, "sent": count.found, "ended": has_ended})
+        counts = {"looked": count.looked, "sent": count.found}
+        _json({"replays": ids, **counts, "ended": has_ended, "has_gap": count.has_gap})
         return
     if has_ended and not count.looked:
         write("nothing is missing")
     else:
         so_far = "" if has_ended else " so far"
         write(f"{number(count.found)} sent{so_far}, of {number(count.looked)} looked at")
+        if count.has_gap:
+            _note(LOST)
 
 
 async def _cancel_replay(place: Place, crawl: Shards, replay_id: str) -> ExitCode:

@@ -53,6 +53,8 @@ class Sample(msgspec.Struct, frozen=True):
     """Hosts with something to fetch, now or when their delay has passed, and those that are being fetched from."""
     failing: int = 0
     """Hosts of which the last fetch brought no answer."""
+    failing_why: str = ""
+    """Of a single such host, its name and the reason: a seed that was mistyped shows at once."""
     slots: int = 0
     note: str = ""
     """Why nothing is fetched at the moment; '' when all is well."""
@@ -166,14 +168,28 @@ class Progress:
                     answers = await pipe.execute()
             shards = [answers[n : n + 5] for n in range(0, len(answers), 5)]
             at_cap = await self._hosts_at_cap([row[4] for row in shards])
+            failing_why = await self._why_failing([row[3] for row in shards])
         except StoreError:
             return False  # the loops say so; the last figures stay
         totals: Counter[str] = Counter()
         for row in shards:
             totals.update({name.decode(): int(count) for name, count in row[0].items()})
         hosts, failing = (sum(row[place] for row in shards) for place in (2, 3))
-        self._meter.add(_sample(totals, [row[1] for row in shards], hosts + at_cap, failing))
+        self._meter.add(_sample(totals, [row[1] for row in shards], hosts + at_cap, failing, failing_why))
         return True
+
+    async def _why_failing(self, failing: Sequence[int]) -> str:
+        """Return name and reason of the one failing host, given their number by shard; '' when it is not one."""
+        if sum(failing) != 1:
+            return ""
+        frontier = self._crawl.frontiers[failing.index(1)]
+        with mapped_errors():
+            hosts: Any = await frontier.client.zrange(frontier.keys.failing, 0, 0)
+            reasons: Any = [await frontier.client.hget(frontier.keys.host(host.decode()), "failing") for host in hosts]
+        # It may have answered in between.
+        return "".join(
+            f"{host.decode()}: {reason.decode()}" for host, reason in zip(hosts, reasons, strict=True) if reason
+        )
 
     async def _hosts_at_cap(self, streams: Sequence[Sequence[Any]]) -> int:
         """Return how many hosts (or domains) of these entries, which are given by shard, are not in the schedule."""
@@ -226,6 +242,8 @@ class Progress:
             parts.append((1, f"{clock(eta_s)} left"))
         if last.failing:
             parts.append((0, f"{counted(last.failing, 'host')} not answering"))
+        if last.failing_why:
+            parts.append((1, last.failing_why))
         if last.note:
             parts.append((0, last.note))
         return parts
@@ -240,7 +258,9 @@ def fitted(parts: list[tuple[int, str]], width: int | None) -> str:
     return line
 
 
-def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int) -> Sample:
+def _sample(
+    totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]], hosts: int, failing: int, failing_why: str
+) -> Sample:
     def total(name: str) -> int:
         return totals.get(name, 0)
 
@@ -269,6 +289,7 @@ def _sample(totals: Mapping[str, int], states: Sequence[Sequence[bytes | None]],
         dropped=page("dropped"),
         hosts=hosts,
         failing=failing,
+        failing_why=failing_why,
         slots=sum(int(count or 0) for count in slots),
         note=note,
     )

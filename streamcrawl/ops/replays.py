@@ -58,6 +58,8 @@ class Replay(NamedTuple):
 class Count(NamedTuple):
     looked: int
     found: int
+    has_gap: bool = False
+    """The log has lost entries before they could be sent."""
 
 
 async def plans_of(crawl: Shards, asked: Asked) -> list[Replay]:
@@ -161,7 +163,7 @@ async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Coun
         StoreUnavailable: the store has forgotten one of them, because it was restarted or failed over.
     """
     looked = copied = 0
-    has_ended = True
+    has_ended, has_gap = True, False
     async with crawl.client.pipeline(transaction=False) as pipe:
         for frontier in crawl:
             for replay in replays:
@@ -176,9 +178,10 @@ async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Coun
             continue  # a shard that was not told of it yet
         if row is None:
             raise StoreUnavailable("the store was restarted and has forgotten this replay: ask for it again")
-        _, looked_here, copied_here = row.decode().split(" ")
+        _, looked_here, copied_here, *gap = row.decode().split(" ")
         looked, copied = looked + int(looked_here), copied + int(copied_here)
-    return has_ended, Count(looked, copied)
+        has_gap = has_gap or bool(gap)
+    return has_ended, Count(looked, copied, has_gap)
 
 
 async def cancel(crawl: Shards, replay_id: str) -> None:

@@ -441,9 +441,13 @@ class Frontier:
         return word.decode(), at_now.decode(), looked, found
 
     async def copy_replay(self, replay_id: str) -> tuple[str, int]:
-        """Do one step of a replay: OK, FULL, HELD, ENDED or OVER, and how many entries were copied."""
+        """Do one step of a replay, and return how many entries were copied.
+
+        Words: OK, FULL, HELD, OVER, ENDED, or GAP: ended, but the log had lost entries before they could be sent.
+        """
         answer = await self._run("copy", self.epoch, replay_id)
-        return answer[0].decode(), answer[1] if len(answer) > 1 else 0
+        word = answer[0].decode()
+        return "GAP" if word == "ENDED" and answer[2] else word, answer[1] if len(answer) > 1 else 0
 
     async def throttled(self) -> frozenset[str]:
         """Return the streams that are over their mark."""

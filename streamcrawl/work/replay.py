@@ -26,6 +26,11 @@ FULL_PACE_S: Final = 0.1
 """While there is no room in the stream: half of a mark of 1,000 items is a second's work of a fast stage."""
 STEPS_MAX: Final = 50
 """Of one replay before the next one has its turn."""
+LOST: Final = (
+    "some of it was removed from the log before it could be sent: its time was over, log_max reached, or Redis at its "
+    "memory mark"
+)
+_ENDS: Final = {"ENDED": "all of it is sent", "GAP": f"ended; {LOST}"}
 
 
 class ReplayLoop:
@@ -96,10 +101,8 @@ class ReplayLoop:
                 break
             word, _ = await until_answered(lambda: frontier.copy_replay(replay_id), self._patience, self._stop)
             if word != "OK":
-                if word == "ENDED":
-                    self._log(
-                        f"replay {replay_id}: all of it is sent"
-                        + f" (shard {frontier.keys.shard})" * (len(self._crawl) > 1)
-                    )
+                if word in _ENDS:
+                    where = f" (shard {frontier.keys.shard})" * (len(self._crawl) > 1)
+                    self._log(f"replay {replay_id}: {_ENDS[word]}{where}")
                 break
         return word

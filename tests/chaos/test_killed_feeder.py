@@ -14,6 +14,7 @@ import pytest
 from streamcrawl.errors import ExitCode
 from streamcrawl.rules.urls import fingerprint
 from streamcrawl.store.connection import connect
+from streamcrawl.store.keys import Keys
 from streamcrawl.store.shards import join_crawl
 from streamcrawl.work.seeds import Cursor
 from tests.chaos.crawl_process import IS_FULL
@@ -44,16 +45,13 @@ async def cursor_of(crawl: Shards) -> Cursor | None:
     return next((Cursor.decode(row.decode().partition(" ")[2]) or Cursor() for row in rows.values()), None)
 
 
-async def joined(client: Redis, name: str) -> Shards | None:
-    return await join_crawl(client, name) if await client.exists(f"streamcrawl:{{{name}:0}}:state") else None
-
-
-async def until_cursor_moves(client: Redis, name: str, line: int) -> Cursor:
+async def until_cursor_moves(client: Redis, name: str, shards: int, line: int) -> Cursor:
     """Wait until the feeder has written a cursor behind `line`; return it."""
     async with asyncio.timeout(WITHIN_S):
         while True:
-            crawl = await joined(client, name)
-            cursor = None if crawl is None else await cursor_of(crawl)
+            # They are made one after the other.
+            is_whole = await client.exists(Keys(name, shards - 1).state)
+            cursor = await cursor_of(await join_crawl(client, name)) if is_whole else None
             if cursor is not None and cursor.line > line:
                 return cursor
             await asyncio.sleep(0.005)
@@ -73,7 +71,7 @@ async def test_killed_feeder_goes_on_at_its_cursor(
         line = 0
         for _ in range(KILLS):
             with command.start(*words) as running:
-                await until_cursor_moves(client, crawl_name, line)
+                await until_cursor_moves(client, crawl_name, shards, line)
                 running.process.kill()
                 running.process.wait()
                 if line:

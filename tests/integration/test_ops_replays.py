@@ -16,6 +16,7 @@ from streamcrawl.ops.replays import Asked
 from streamcrawl.ops.status import read_status, status_lines
 from streamcrawl.rules.task import Outcome
 from streamcrawl.settings import make_settings
+from streamcrawl.store import frontier
 from streamcrawl.store.frontier import Beat, StageCommit
 from streamcrawl.store.keys import CRAWLS, GROUP
 from streamcrawl.store.shards import open_crawl, shard_of
@@ -178,6 +179,41 @@ async def test_a_replay_lets_those_go_first_whom_its_stage_holds_back(open_lab: 
     assert reads <= 18 - 3, "pages wait until a fifth of the mark is left, whatever a replay has to bring"
     assert (await lab.frontier.copy_replay(plan.id))[0] == "FULL"
     assert await faults(lab) == []
+
+
+@pytest.mark.parametrize("removed", ["all", "what it has sent", "it after the end"])
+async def test_replay_whose_log_lost_what_it_was_to_send_says_so(
+    open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    lab = await opened(open_lab, count=20, stage_waiting_max=20)
+    [plan] = plans = await replays.plans_of(lab.crawl, Asked("price@2"))
+    await replays.begin(lab.crawl, plans)
+    assert await lab.frontier.copy_replay(plan.id) == ("FULL", 8)
+    if removed != "it after the end":
+        most = 20 if removed == "all" else 8
+        monkeypatch.setattr(frontier, "TRIMMED_PER_CALL", most)
+        assert (await lab.frontier.trim_logs(is_full=True))[0] == most
+    said: list[str] = []
+    loop = ReplayLoop(lab.crawl, log=said.append)
+    running = asyncio.create_task(loop.run())
+    got: list[str] = []
+
+    async def is_through() -> bool:
+        got.extend(await taken(lab, "price@2"))
+        return (await replays.progress(lab.crawl, plans))[0]
+
+    await wait_until(is_through, "the end of the replay")
+    got += await taken(lab, "price@2")
+    if removed == "it after the end":
+        assert (await lab.frontier.trim_logs(is_full=True))[0] == 20
+    loop.stop()
+    await running
+    has_gap = removed == "all"
+    sent = 8 if has_gap else 20
+    assert len(got) == sent
+    assert await replays.progress(lab.crawl, plans) == (True, replays.Count(sent, sent, has_gap))
+    assert len(said) == 1
+    assert ("removed from the log" in said[0]) is has_gap
 
 
 async def test_what_is_missing_is_sent_to_one_version_at_a_time(open_lab: OpenLab) -> None:

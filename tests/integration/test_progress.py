@@ -79,7 +79,7 @@ async def test_figures_of_a_running_crawl_are_shown_again_and_again(
         assert "\x1b" not in screen.getvalue()
         assert re.fullmatch(
             r"0 pages · 0\.0/s · 10 queued · \d hosts · 2 errors · 1 dead · 2 workers \(5 busy\) · 0:00:\d\d"
-            r" · 1 host not answering",
+            r" · 1 host not answering · http://\w+\.example: connect",
             first,
         )
         assert re.match(r"[56] pages · \d+\.\d/s · .* · 0:00:\d\d left", last)
@@ -94,6 +94,7 @@ async def test_figures_of_a_running_crawl_are_shown_again_and_again(
             1,
         )
         assert (before["failing"], before["processes"], before["busy"], before["eta_s"]) == (1, 2, 5, None)
+        assert before["failing_why"].endswith(".example: connect")
         assert after["done"] > 0
         assert after["pages_per_s"] > 0
         assert after["eta_s"] >= 0

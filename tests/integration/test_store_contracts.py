@@ -1806,7 +1806,9 @@ async def plan_ok(open_lab: OpenLab) -> None:
     act = partial(lab.frontier.plan_replay, "one", plan_of())
     answer, changed = await lab.changes(act())
     assert answer == ("OK", "")
-    assert changed == {"replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0")}}
+    assert changed == {
+        "replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0"), "one:gone": (None, "0-0")}
+    }
     assert await lab.changes(act()) == (("OK", ""), {})
     await lab.frontier.control(closed=1)
     rest = await lab.frontier.finish()
@@ -1904,7 +1906,7 @@ async def copy_ended(open_lab: OpenLab) -> None:
     await lab.frontier.plan_replay("one", plan_of("out", is_missing=True))
     answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
     assert answer == ("ENDED", 2)
-    assert changed.pop("replays").keys() == {"one", "one:at"}
+    assert changed.pop("replays").keys() == {"one", "one:at", "one:gone"}
     assert changed.pop("replayed").keys() == {"ended:one", "missing:page:out"}
     assert changed.pop(f"{FETCH_STREAM}:out")["entries"] == ([], [{"item": '{"n":1}'}] * 2), "an output gets bare items"
     assert changed["totals"]["out.copied"] == (None, 2)

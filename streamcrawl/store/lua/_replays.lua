@@ -3,8 +3,9 @@
 -- `replays` has of each replay that is under way: `<id>` -> its plan, JSON: log, target (stage with its version, or output),
 -- first and last (ms, as text; of the entries, both included), and what must hold of an entry: takes (types), is_results
 -- (no stage took it), is_missing (it was never sent to the target), type, version, url (its beginning). `<id>:at` -> entry up
--- to which it has come, looked at, copied. `replayed` has `missing:<log>:<target>` -> up to where a replay of what was missing
--- has come, for the next one, and `ended:<id>` -> when, looked at, copied, of the last 20.
+-- to which it has come, looked at, copied; `<id>:gone` -> the newest entry that the log had lost when it began; `<id>:gap` -> '1'
+-- once the log has lost entries to which it had not come. `replayed` has `missing:<log>:<target>` -> up to where a replay of
+-- what was missing has come, for the next one, and `ended:<id>` -> when, looked at, copied (and 'gap'), of the last 20.
 -- Derives `replays`, `replayed`, `log:<name>`.
 local ENDED_KEPT = 20
 local function base_of(line) return string.match(line, '^[^@]+') end
@@ -47,9 +48,29 @@ local function walk(plan, at, take)
   return at, looked, taken, 'MORE'
 end
 
+-- The newest entry that was removed from a log, '0-0' when none was. It loses the oldest ones only (_logs.lua).
+local function newest_gone(log)
+  if call('EXISTS', P .. 'log:' .. log) == 0 then return '0-0' end
+  local about = call('XINFO', 'STREAM', P .. 'log:' .. log)
+  for i = 1, #about, 2 do if about[i] == 'max-deleted-entry-id' then return about[i + 1] end end
+end
+local function is_behind(id, other)
+  local ms, n = string.match(id, '^(%d+)-(%d+)$')
+  local other_ms, other_n = string.match(other, '^(%d+)-(%d+)$')
+  return tonumber(ms) < tonumber(other_ms) or ms == other_ms and tonumber(n) < tonumber(other_n)
+end
+-- Has the log lost entries that a replay was to send, and to which it has not come (`at`)?
+local function has_gap(id, plan, at)
+  local gone, past = newest_gone(plan.log), call('HGET', P .. 'replays', id .. ':gone') or '0-0'
+  if at ~= '' and is_behind(past, at) then past = at end
+  local function ms(entry) return tonumber(string.match(entry, '^%d+')) end
+  return is_behind(past, gone) and ms(gone) >= (tonumber(plan.first) or 0) and ms(past) <= (tonumber(plan.last) or math.huge)
+end
+
 local function end_replay(id, looked, copied)
-  call('HDEL', P .. 'replays', id, id .. ':at')
-  call('HSET', P .. 'replayed', 'ended:' .. id, wall .. ' ' .. looked .. ' ' .. copied)
+  local gap = call('HEXISTS', P .. 'replays', id .. ':gap') == 1 and ' gap' or ''
+  call('HDEL', P .. 'replays', id, id .. ':at', id .. ':gone', id .. ':gap')
+  call('HSET', P .. 'replayed', 'ended:' .. id, wall .. ' ' .. looked .. ' ' .. copied .. gap)
   local rows, ended = call('HGETALL', P .. 'replayed'), {}
   for i = 1, #rows, 2 do
     if string.sub(rows[i], 1, 6) == 'ended:' then ended[#ended + 1] = {tonumber(string.match(rows[i + 1], '^%d+')), rows[i]} end

@@ -9,7 +9,7 @@
 --         {'FULL', copied}  as many wait as a replay may bring: half of what would hold back those who feed the stream; or
 --                           they are held back, and go first
 --         {'HELD'}          the crawl is paused or stopped
---         {'ENDED', copied} that was the rest
+--         {'ENDED', copied, has_gap} that was the rest; has_gap: 1 when the log had lost entries before they could be sent
 --         {'OVER'}          there is no such replay any more: it had ended
 --         {'GONE'}
 -- Derives `replays`, `replayed`, `log:<name>`, `stream:<stage>`, `stream:fetch:<sink>`, `totals`. Cost: 100 entries, or some
@@ -27,6 +27,7 @@ local plan = cjson.decode(stored)
 watch_marks({plan.target})
 if has_name(S.throttled or '', plan.target) then return {'FULL', 0} end
 local at, looked, copied = string.match(call('HGET', P .. 'replays', id .. ':at') or ' 0 0', '^(%S*) (%d+) (%d+)$')
+if has_gap(id, plan, at) then call('HSET', P .. 'replays', id .. ':gap', 1) end
 local most, most_bytes = mark_of(plan.target)
 local waiting, bytes = waiting_in(stream_of(plan.target)), bytes_in(plan.target)
 local now_at, n, taken, word = walk(plan, at, function(item, url)
@@ -42,7 +43,12 @@ call('HSET', P .. 'replays', id .. ':at', now_at .. ' ' .. looked .. ' ' .. copi
 if plan.is_missing and now_at ~= '' then
   call('HSET', P .. 'replayed', 'missing:' .. plan.log .. ':' .. base_of(plan.target), now_at)
 end
-if word == 'END' then end_replay(id, looked, copied) end
+local gap = 0
+if word == 'END' then
+  gap = call('HEXISTS', P .. 'replays', id .. ':gap')
+  end_replay(id, looked, copied)
+end
 watch_marks({plan.target})
 flush_counts()
-return {word == 'END' and 'ENDED' or word == 'FULL' and 'FULL' or 'OK', taken}
+if word == 'END' then return {'ENDED', taken, gap} end
+return {word == 'FULL' and 'FULL' or 'OK', taken}

@@ -23,6 +23,11 @@ _COMMANDS: Final = {
     "crawl": ("streamcrawl.cli.crawl", "Crawl sites: start, resume or join a crawl."),
     "run": ("streamcrawl.cli.run", "Run a program of yours: fetch, stages and sinks."),
     "status": ("streamcrawl.cli.status", "Show what a crawl is doing, or list the crawls that are here."),
+    "why": ("streamcrawl.cli.why", "Say what limits a crawl now, which hosts decide its end, and when that may be."),
+    "doctor": (
+        "streamcrawl.cli.doctor",
+        "Say what is wrong with crawls, their Redis and this machine, and what to do.",
+    ),
     "exporter": ("streamcrawl.cli.exporter", "Show crawls to Prometheus and to autoscalers."),
     "audit": ("streamcrawl.cli.audit", "Recount a crawl and name every figure that does not fit."),
     "seed": ("streamcrawl.cli.seed", "Feed URLs from a file or standard input into a crawl."),
@@ -81,6 +86,8 @@ def cli() -> None:
     streamcrawl crawl --resume                                 go on with it after Ctrl-C or a crash
     streamcrawl worker wide --redis redis://10.0.0.5/0         work at a crawl with other machines
     streamcrawl status                                         which crawls are here
+    streamcrawl why example.org                                what limits one, and when it may end
+    streamcrawl doctor example.org                             what is wrong with one, and what to do
     streamcrawl audit example.org                              recount one
 
     \b

@@ -18,6 +18,7 @@ from streamcrawl.errors import ConfigError, StoreIncompatible, StoreUnavailable
 from streamcrawl.settings import check_name
 from streamcrawl.store.connection import check_server, connect, mapped_errors
 from streamcrawl.store.embedded import LOCK_WAIT_S, EmbeddedRedis
+from streamcrawl.store.keys import CRAWLS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -117,12 +118,32 @@ async def existing_store(redis_url: str | None, name: str) -> AsyncIterator[Stor
         yield Store(server.url, client, server, 0)
 
 
+@asynccontextmanager
+async def looked_at(redis_url: str) -> AsyncIterator[Redis]:
+    """Yield a client of a Redis that answers, fit for a crawl or not.
+
+    Raises:
+        StoreError: it does not.
+    """
+    async with _client(redis_url) as client:
+        try:
+            with mapped_errors():
+                await client.echo("")  # a server whose disk is full refuses PING
+        except StoreUnavailable as error:
+            raise _not_there(error) from error
+        yield client
+
+
+def _not_there(error: StoreUnavailable) -> StoreUnavailable:
+    return StoreUnavailable(f"{error}; try again when it does, or give another --redis URL")
+
+
 async def _reached(client: Redis) -> ServerInfo:
     """Return what the Redis of `--redis` says of itself; it may never have been there."""
     try:
         return await check_server(client)
     except StoreUnavailable as error:
-        raise StoreUnavailable(f"{error}; try again when it does, or give another --redis URL") from error
+        raise _not_there(error) from error
 
 
 @asynccontextmanager
@@ -132,7 +153,8 @@ async def running_store(name: str) -> AsyncIterator[Store | None]:
     async with _client(server.url) as client:
         try:
             with mapped_errors():
-                await client.ping()
+                # Not PING, which a server refuses whose disk is full, and no other may be started in its place.
+                await client.exists(CRAWLS)
         except StoreUnavailable:
             is_running = False
         else:

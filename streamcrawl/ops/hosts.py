@@ -39,7 +39,7 @@ LETTERS_MAX: Final = 5_000
 """Newest dead letters that are searched for those of a host."""
 _ENTRIES_PER_CALL: Final = 500
 _DEFAULTS: Final = Settings(name="any")
-"""As _state.lua, for crawls that are older than a setting."""
+"""As _now.lua, for crawls that are older than a setting."""
 _FIRST_STEP_MS: Final = 100
 _OTHERS_LOOKED: Final = 5
 """Both as _hosts.lua."""
@@ -373,7 +373,7 @@ async def shard_state(frontier: Frontier) -> ShardState:
     texts = dict(zip(names, ((value or b"").decode("utf-8", "replace") for value in values), strict=True))
     wall_ms = server_ms(time)
     last_ms = int(texts["wall_ms"] or wall_ms)
-    # As _state.lua lets it go on: by no more than one step of 5 s, and never back.
+    # As _now.lua lets it go on: by no more than one step of 5 s, and never back.
     step_ms = wall_ms - last_ms if 0 < wall_ms - last_ms <= 5000 else 0
     halts = (
         ("paused", "the crawl is paused"),

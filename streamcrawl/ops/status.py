@@ -52,7 +52,7 @@ OUTPUT: Final = "output"
 STAGE: Final = "stage"
 RATE_LEAST_MS: Final = 1000
 _CLOCK_STEP_MAX_MS: Final = 5000
-"""As in _state.lua: crawl time makes no larger step."""
+"""As in _now.lua: crawl time makes no larger step."""
 _STATE_FIELDS: Final = (
     "clock_ms", "wall_ms", "closed", "paused", "paused_at", "stopped", "stopped_at", "throttled", "throttled_at",
     "seen", "samples", "version", "settings", "crawl", "flow", "by_domain", "logs", "keep_bodies",
@@ -505,7 +505,7 @@ class _Shard:
         self.sample: list[str] = [host.decode() for host in answers["sample"] or ()]
 
     def now(self, wall_ms: int) -> int:
-        """Return the crawl time of the shard, as _state.lua would reckon it."""
+        """Return the crawl time of the shard, as _now.lua would reckon it."""
         step = wall_ms - _int(self.texts["wall_ms"])
         return _int(self.texts["clock_ms"]) + (step if 0 < step <= _CLOCK_STEP_MAX_MS else 0)
 

@@ -183,7 +183,7 @@ async def test_bounds_and_switch_hold_from_the_next_call_on(open_lab: OpenLab) -
     assert {"said", "alike", "demoted"} & {*await lab.host(A)} == set()
     # A crawl that is older than the setting goes by its default.
     default = Settings(name="any")
-    assert default.demotion_max == MOST  # as _state.lua has it
+    assert default.demotion_max == MOST  # as _now.lua has it
     await lab.client.hdel(lab.keys.state, "demotion_max")
     await be_demoted(lab)
     await lab.check()

@@ -218,7 +218,7 @@ async def test_settings_hold_from_the_next_answer_on(open_lab: OpenLab) -> None:
 async def test_state_of_an_older_crawl_means_the_defaults(open_lab: OpenLab) -> None:
     lab = await open_lab(**POLITE)
     default = Settings(name="any")
-    assert (default.delay_factor, default.delay_max_ms) == (2, 60_000)  # as _state.lua has them
+    assert (default.delay_factor, default.delay_max_ms) == (2, 60_000)  # as _now.lua has them
     await lab.client.hdel(lab.keys.state, "delay_factor", "delay_max_ms")
     await lab.offer(*urls("a.test", 60))
     assert (await play(lab, [4000]))[1] == FLOOR_MS + (8000 - FLOOR_MS) // 8

@@ -71,7 +71,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "alone it is as quick": ("_hosts", "times > 1 and others_wait(h) and times or 1", "times", "demoted alone"),
     "visited again": ("_alike", "if is_again and is_one_of_them then return end", "", "visited again and alike"),
     "demoted by and by": ("_alike", "h.alike >= ALIKE_MANY", "true", "strong evidence"),
-    "the epoch": ("_state", "if S.epoch ~= ARGV[1] then return {'GONE'} end", "", "another epoch"),
+    "the epoch": ("_now", "if S.epoch ~= ARGV[1] then return {'GONE'} end", "", "another epoch"),
     "the host's budget in the schedule": (
         "_hosts",
         "h.pages + h.in_flight >= PAGES_MOST",
@@ -94,8 +94,8 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
         "true",
         "names of the dead",
     ),
-    "the clock's jump": ("_state", "if step > 0 and step <= 5000 then", "if step > 0 then", "a clock that jumps"),
-    "the clock's way back": ("_state", "if step > 0 and step <= 5000 then", "if step <= 5000 then", "crawl time"),
+    "the clock's jump": ("_now", "if step > 0 and step <= 5000 then", "if step > 0 then", "a clock that jumps"),
+    "the clock's way back": ("_now", "if step > 0 and step <= 5000 then", "if step <= 5000 then", "crawl time"),
     "the hold": (
         "_lease",
         "return (wall < held_until and held_until - wall <= lease) and held_until - wall or 0",

@@ -12,7 +12,7 @@ from streamcrawl.store.keys import Keys, QueueKeys
 from streamcrawl.store.scripts import digest, script_names, source
 
 FRAGMENTS: Final = (
-    *("_state", "_hosts", "_pace", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process"),
+    *("_now", "_state", "_hosts", "_pace", "_items", "_stream", "_seen", "_links", "_dispatch", "_recount", "_process"),
     *("_lease", "_common", "_queue", "_alike", "_reasons", "_logs", "_replays"),
 )
 SCRIPTS: Final = (*script_names(), *script_names(of_queues=True))
@@ -46,12 +46,14 @@ def words_of(text: str) -> set[str]:
 def test_a_header_says_name_keys_arguments_answers_and_repeat(name: str) -> None:
     text = scripts._read(name)
     header = "\n".join(header_of(source(name)))
-    assert re.match(r"#!lua( flags=allow-oom)?\n", text), "without the shebang a full server lets half a script through"
+    shebang = r"#!lua( flags=(allow-oom|no-writes))?\n"
+    assert re.match(shebang, text), "without the shebang a full server lets half a script through"
     assert header.startswith(f" {name}.lua: ")
     assert "\n KEYS[1] state" in header
     assert "Derives" in header
     assert "Repeat:" in header
-    assert ("GONE" in words_of(source(name))) == bool(re.search("^-- include (_state|_queue)\n", text, re.MULTILINE))
+    begins = re.search("^-- include (_now|_state|_queue)\n", text, re.MULTILINE)
+    assert ("GONE" in words_of(source(name))) == bool(begins)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -103,7 +105,7 @@ def test_every_key_that_a_script_builds_is_known(name: str) -> None:
 
 def test_scripts_never_read_a_clock_but_through_the_fragment() -> None:
     for name in SCRIPTS:
-        fragments = re.findall("^-- fragment (_state|_queue).lua", source(name), re.MULTILINE)
+        fragments = re.findall("^-- fragment (_now|_queue).lua", source(name), re.MULTILINE)
         assert source(name).count("'TIME'") == len(fragments) <= 1, name
 
 

@@ -1,4 +1,4 @@
-#!lua flags=allow-oom
+#!lua flags=no-writes
 -- audit.lua: one consistent look at the counters, the structures, and a chunk of hosts recounted.
 --
 -- KEYS[1] state   hash     the shard's state
@@ -17,8 +17,9 @@
 --            turns, or while it fails among its probes
 --         {'BEHIND'}  more than 1,000 entries came after `walked`: walk on, and ask again
 --         {'GONE'}
--- Derives all keys of the frontier and `stream:fetch:<sink>`, `stream:<stage>`, `log:<name>`. Reads only (but for the clock). Repeat: harmless.
--- include _state
+-- Derives all keys of the frontier and `stream:fetch:<sink>`, `stream:<stage>`, `log:<name>`. Reads only: a full server and a
+-- replica answer too. Repeat: harmless.
+-- include _now
 -- include _hosts
 -- include _recount
 local keys = cmsgpack.unpack(ARGV[2])

@@ -1,4 +1,4 @@
-"""The commit loop of a worker, over a real store: what cannot be written costs nobody but itself; what a batch waits for."""
+"""The commit loop of a worker, over a real store: what cannot be written, and what a batch waits for."""
 
 from __future__ import annotations
 

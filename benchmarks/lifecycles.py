@@ -1,4 +1,4 @@
-"""How many tasks a second does one Redis carry through their life: dispatched, read and committed, without links?
+"""How many tasks a second does one Redis carry through their life: dispatched, read and committed?
 
 Only the scripts and the read, called as a worker calls them, and batched as it batches: a batch of commits, which
 dispatches into the slots that it frees, and one read for them. There is neither a fetch nor a page. The CPU is the
@@ -6,6 +6,7 @@ server's own account of itself (INFO), so what calls it does not count, nor do t
 
     python -m benchmarks.lifecycles                  20,000 tasks of one host, and of 1,000
     python -m benchmarks.lifecycles --records 400    each with a record of so many bytes, which a sink takes
+    python -m benchmarks.lifecycles --links 7        each with so many links: one begins it, all others are discovered
 
 Exit code 1 when a task was not done, or a rate is below the bar.
 """
@@ -16,7 +17,10 @@ import argparse
 import asyncio
 import json
 import sys
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from streamcrawl.rules.task import CrawlTask, Kind, Outcome
 from streamcrawl.settings import Settings
@@ -26,6 +30,8 @@ from streamcrawl.store.keys import GROUP
 from tests.redis_server import RedisServer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from redis.asyncio import Redis
 
 BAR: Final = 40_000
@@ -37,18 +43,30 @@ DISPATCH_MAX: Final = 100
 """As the worker has it (work/worker.py)."""
 
 
+def task_of(number: int, hosts: int) -> CrawlTask:
+    """Return a task; they are spread evenly over the hosts."""
+    return CrawlTask(host=f"https://www.example-{number % hosts}.com", path=f"/catalogue/book-{number}.html")
+
+
 async def seed(frontier: Frontier, tasks: int, hosts: int) -> None:
-    """Put the tasks, spread evenly over the hosts."""
     for start in range(0, tasks, LINKS_PER_CALL):
         links = Links()
         for number in range(start, min(start + LINKS_PER_CALL, tasks)):
-            links.add(
-                CrawlTask(host=f"https://www.example-{number % hosts}.com", path=f"/catalogue/book-{number}.html")
-            )
+            links.add(task_of(number, hosts))
         await frontier.offer(links)
 
 
-async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> int:
+def links_of(number: int, tasks: int, hosts: int, count: int) -> Links:
+    """Return the links of a page: its children in a tree over all of them, and pages that are known by then."""
+    dice = Random(number)
+    children = [child for child in (2 * number + 1, 2 * number + 2) if child < tasks]
+    links = Links()
+    for other in (*children, *(dice.randrange(number + 1) for _ in range(count - len(children)))):
+        links.add(task_of(other, hosts))
+    return links
+
+
+async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes, links: Mapping[str, Links]) -> int:
     """Carry all tasks through their life; returns how many were done."""
     done = 0
     await frontier.dispatch(DISPATCH_MAX)
@@ -66,6 +84,7 @@ async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> 
                 is_fetched=True,
                 took_ms=20,
                 items=(SINK, record) if record else (),
+                links=links[_path_of(fields[b"task"])] if links else Links(),
             )
             for entry_id, fields in entries
         ]
@@ -73,12 +92,16 @@ async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes) -> 
         done += committed.words.count("DONE")
 
 
+def _path_of(stored: bytes) -> str:
+    return next(part for part in msgspec.json.decode(stored) if isinstance(part, str) and part.startswith("/"))
+
+
 async def cpu_s(client: Redis) -> float:
     info: Any = await client.info("cpu")
     return float(info["used_cpu_user"] + info["used_cpu_sys"])
 
 
-async def measure(url: str, tasks: int, hosts: int, batch: int, record: bytes) -> tuple[float, int]:
+async def measure(url: str, tasks: int, hosts: int, batch: int, record: bytes, links: int) -> tuple[float, int]:
     """Return CPU seconds of the server for the lives of the tasks, and how many were done."""
     client = connect(url)
     try:
@@ -87,9 +110,11 @@ async def measure(url: str, tasks: int, hosts: int, batch: int, record: bytes) -
         )
         frontier, _ = await open_shard(client, settings, sinks=[SINK] if record else [])
         await frontier.beat([Beat("worker", "stream:fetch", batch, "{}")], lease_ms=LEASE_MS)
-        await seed(frontier, tasks, hosts)
+        await seed(frontier, 1 if links else tasks, hosts)
+        # Made before: who is measured is the server.
+        of_pages = {task_of(n, hosts).path: links_of(n, tasks, hosts, links) for n in range(tasks if links else 0)}
         before_s = await cpu_s(client)
-        done = await work(frontier, client, batch, record)
+        done = await work(frontier, client, batch, record, of_pages)
         return await cpu_s(client) - before_s, done
     finally:
         await client.aclose()
@@ -100,18 +125,21 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=20_000, metavar="N")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="entries in one read and one commit")
     parser.add_argument("--records", type=int, default=0, metavar="BYTES", help="give each page a record for a sink")
+    parser.add_argument("--links", type=int, default=0, metavar="N", help="2 or more: give each page so many")
     options = parser.parse_args()
+    if options.links == 1:
+        parser.error("--links 1: a page leads to two that are new")
     rates: dict[str, int] = {}
     is_complete = True
     with RedisServer() as server:
         for hosts in HOSTS:
-            measured = measure(server.url, options.tasks, hosts, options.batch, b"x" * options.records)
+            measured = measure(server.url, options.tasks, hosts, options.batch, b"x" * options.records, options.links)
             used_s, done = asyncio.run(measured)
             rates[f"lifecycles_per_redis_cpu_s_{hosts}_hosts"] = round(done / used_s)
             is_complete = is_complete and done == options.tasks
-    facts = {"tasks": options.tasks, "batch": options.batch, "record_bytes": options.records}
+    facts = {"tasks": options.tasks, "batch": options.batch, "record_bytes": options.records, "links": options.links}
     print(json.dumps({"benchmark": "lifecycles", **facts, **rates, "is_complete": is_complete}))
-    if not is_complete or (not options.records and min(rates.values()) < BAR):
+    if not is_complete or (not options.records and not options.links and min(rates.values()) < BAR):
         sys.exit(1)
 
 

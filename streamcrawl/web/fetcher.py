@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import msgspec
 from aiohttp import ClientRequest, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, client_exceptions
@@ -139,6 +139,39 @@ class _StaleConnection(Exception):
     """A kept-alive connection was closed by the host before our request reached it; `__cause__` says how."""
 
 
+class Fetching(Protocol):
+    """What a worker asks of whatever fetches for it: `Fetcher`, or what a supervisor was given instead."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        inside: Inside | None = None,
+        is_archiving: bool = False,
+        log: Callable[[str], None] = ...,
+    ) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def apply(self, settings: Settings) -> None: ...
+    async def fetch(
+        self,
+        url: str,
+        *,
+        referrer: str | None = None,
+        body_max_bytes: int | None = None,
+        is_cut: bool = False,
+        headers: Mapping[str, str] | None = None,
+        jar: Jar | None = None,
+        on_sent: Callable[[], None] | None = None,
+        into: Callable[[bytes], Awaitable[bool]] | None = None,
+        method: str = "GET",
+        data: str = "",
+    ) -> Answer: ...
+    async def address_of(self, host_key: str) -> str | None: ...
+
+
 class Fetcher:
     """One connection pool of one worker. Use it as an async context manager; `fetch` may run many times at once."""
 
@@ -174,7 +207,7 @@ class Fetcher:
         self._headers = HostHeaders(settings.headers, settings.auth)
         self._doors.clear()
 
-    async def __aenter__(self) -> Fetcher:
+    async def __aenter__(self) -> Self:
         self._resolver = Resolver(self._guard, self._settings.nameservers)
         connector = _make_connector(self._settings, self._guard, self._resolver)
         self._session = ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Entry, Frontier
     from streamcrawl.store.shards import Shards
-    from streamcrawl.web.fetcher import Fetcher
+    from streamcrawl.web.fetcher import Fetching
 
 LEASES_PER_CALL: Final = 100
 """Taken in one call at most, and as many given back: 1 ms of the server (tests/integration/test_store_cost.py)."""
@@ -53,7 +53,7 @@ class _Desk(msgspec.Struct):
 class AddressLeases:
     """The leases of one worker; a change of the settings holds for the next fetch."""
 
-    def __init__(self, crawl: Shards, fetcher: Fetcher, settings: Settings) -> None:
+    def __init__(self, crawl: Shards, fetcher: Fetching, settings: Settings) -> None:
         self._fetcher = fetcher
         # An address has hosts of all shards, and its leases lie in one.
         self._desks = [_Desk(frontier) for frontier in crawl]

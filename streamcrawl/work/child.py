@@ -72,6 +72,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The output of a sink, as sinks/targets.py reads it."""
     app: str = ""
     """`module:attribute` of the program; '' for a plain crawl."""
+    fetcher: str = ""
+    """`module:attribute` of what fetches in place of web/fetcher.py; '' for that."""
     stage: str = ""
     """Line of the stage that this child works for."""
     work_max_ms: int = 0

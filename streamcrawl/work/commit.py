@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from streamcrawl.store.frontier import LINKS_PER_CALL
 from streamcrawl.work.logs import Said
 from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
-from streamcrawl.work.meters import BATCH_SIZE, COMMITS, ITEM, LEASE_LOST
+from streamcrawl.work.meters import BATCH_SIZE, COMMIT_WAIT, COMMITS, ITEM, LEASE_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,8 @@ class _Waiting(NamedTuple):
     bury: Callable[[], Commit]
     """Gives what to commit instead when the script finds the commit malformed."""
     done: Callable[[str], None]
+    queued_at: float
+    """time.monotonic() when it was submitted."""
     is_burial: bool = False
 
 
@@ -84,7 +86,7 @@ class CommitLoop:
             ended_at: time.monotonic() when the fetch ended.
             is_last: Nothing else is being worked at that could join its batch.
         """
-        self._queue.append(_Waiting(commit, ended_at, bury, done))
+        self._queue.append(_Waiting(commit, ended_at, bury, done, time.monotonic()))
         self._wake.set()
         if is_last or len(self._queue) >= ENTRIES_PER_CALL:
             self._hurry.set()
@@ -140,11 +142,13 @@ class CommitLoop:
             if not self._bury_unpackable(batch):
                 raise
             return
+        answered_at = time.monotonic()
         self._meters.observe(BATCH_SIZE, len(batch))
         for waiting, word in zip(batch, words, strict=True):
             if word in ("DONE", "LEASE_LOST"):
                 outcome = waiting.commit.outcome.value if word == "DONE" else LEASE_LOST
                 self._meters.add(COMMITS, 1, self._kind(waiting.commit), outcome)
+                self._meters.observe(COMMIT_WAIT, answered_at - waiting.queued_at)
             if word == "INVALID" and not waiting.is_burial:
                 self._bury(waiting)
             else:

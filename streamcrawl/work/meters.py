@@ -158,6 +158,12 @@ COMMITS: Final = _family(
     {"kind": (*KINDS, ITEM), "outcome": OUTCOMES},
 )
 BATCH_SIZE: Final = _family("commit_batch_size", "Entries in one commit", [FETCH, STAGE, BATCH], bounds=_SIZES)
+COMMIT_WAIT: Final = _family(
+    "commit_wait_seconds",
+    "From the end of the work at an entry until its commit was answered",
+    [FETCH, STAGE],
+    bounds=_SHORT_S,
+)
 REDIS_SECONDS: Final = _family(
     "redis_command_seconds",
     "One call of a script, until its answer",

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from streamcrawl.settings import Settings
     from streamcrawl.store.frontier import Entry, Links
     from streamcrawl.store.shards import Shards
-    from streamcrawl.web.fetcher import Answer, Fetcher
+    from streamcrawl.web.fetcher import Answer, Fetching
     from streamcrawl.work.addresses import Lease
     from streamcrawl.work.board import Board
     from streamcrawl.work.stall import StallWatch
@@ -147,7 +147,7 @@ class PageWork:
         settings: Settings,
         scope: Scope,
         crawl: Shards,
-        fetcher: Fetcher,
+        fetcher: Fetching,
         board: Board,
         sinks: Sequence[str],
         *,

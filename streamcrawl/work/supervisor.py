@@ -244,6 +244,7 @@ class Supervisor:
         app: str = "",
         program: Program | None = None,
         only: Collection[str] = (),
+        fetcher: str = "",
         log: Log,
     ) -> None:
         """Prepare the run; nothing is started yet.
@@ -256,6 +257,7 @@ class Supervisor:
             app: Where the program is, for its workers.
             program: Whose stages run here; None for a plain crawl.
             only: Of these only; `page` for the workers that fetch. Empty: all.
+            fetcher: `module:attribute` of what fetches (a `Fetching`) in place of web/fetcher.py; '' for that.
         """
         self._redis_url = redis_url
         self._settings = settings
@@ -263,6 +265,7 @@ class Supervisor:
         self._scope = scope
         self._sinks = tuple(sinks)
         self._app = app
+        self._fetcher = fetcher
         stages = program.stages if program is not None else []
         self._stages = [stage for stage in stages if not only or stage.name in only]
         self._is_fetching = not only or PAGE in only
@@ -626,6 +629,7 @@ class Supervisor:
             sink=job.sink.name if job.sink else "",
             sink_target=(job.sink.url or job.sink.path) if job.sink else "",
             app=self._app,
+            fetcher=self._fetcher,
             stage=job.stage.line if job.stage else "",
             work_max_ms=job.work_max_ms,
         )

@@ -24,7 +24,7 @@ from streamcrawl.work.logs import Said
 from streamcrawl.work.meters import FETCH
 from streamcrawl.work.offers import OffersLoop
 from streamcrawl.work.page_work import PageWork
-from streamcrawl.work.program import PAGE, load_program
+from streamcrawl.work.program import PAGE, load_object, load_program
 from streamcrawl.work.read import ReadLoop
 from streamcrawl.work.resources import open_resources
 from streamcrawl.work.revisit import RevisitLoop
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from streamcrawl.errors import StreamcrawlError
     from streamcrawl.settings import Settings, SlotLimits
     from streamcrawl.store.frontier import Frontier
+    from streamcrawl.web.fetcher import Fetching
     from streamcrawl.work.child import Child
     from streamcrawl.work.read import HeldBack
 
@@ -106,7 +107,7 @@ async def run_worker(child: Child) -> None:
         if program is not None:
             await open_resources(program, PAGE, opened, child.log)
         fetcher = await opened.enter_async_context(
-            Fetcher(settings, inside=inside, is_archiving=is_archiving, log=child.log)
+            _fetcher_of(spec.fetcher)(settings, inside=inside, is_archiving=is_archiving, log=child.log)
         )
         work = PageWork(
             settings,
@@ -166,6 +167,10 @@ async def run_worker(child: Child) -> None:
             )
         finally:
             watching.cancel()
+
+
+def _fetcher_of(path: str) -> type[Fetching]:
+    return load_object(path, "fetcher") if path else Fetcher
 
 
 def read_into(

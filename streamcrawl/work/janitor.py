@@ -25,6 +25,8 @@ MEMORY_MARK: Final = 0.8
 MEMORY_PACE_MIN_S: Final = 0.05
 """Near the mark: commits go on dispatching until somebody has seen it, some MB a second in a wide crawl."""
 BURY_PER_CALL: Final = 300
+LOGS_PACE_S: Final = 10.0
+"""Between two questions which logs there are: only a program that begins brings new ones."""
 LOG_SHARE: Final = 0.25
 """Of the memory up to the mark: what all retained logs may have together, unless a setting says it of each."""
 
@@ -46,6 +48,9 @@ class JanitorLoop:
         self._wake = asyncio.Event()
         self._patience = Patience("janitor", log)
         self._is_full = False
+        self._logs: frozenset[str] = frozenset()
+        self._logs_at = 0.0
+        """When to ask for them again, loop time."""
         self._log_share = 0
         """Bytes that each log of a shard may have, as the scripts were told."""
         self._used, self._used_at = 0, 0.0
@@ -118,10 +123,13 @@ class JanitorLoop:
     async def _trim_logs(self, used: int, mark: float) -> int:
         """Remove from retained logs what is past its time or over their bytes, and over the memory mark (0: there is
         none) any of it: they give way before anything stops. Returns the memory in use afterwards."""
-        names = await until_answered(self._crawl.first.logs, self._patience, self._stop)
-        if not names:
+        now = asyncio.get_running_loop().time()
+        if now >= self._logs_at or (mark and used > mark):
+            self._logs = await until_answered(self._crawl.first.logs, self._patience, self._stop)
+            self._logs_at = now + LOGS_PACE_S
+        if not self._logs:
             return used
-        share = max(1, int(LOG_SHARE * mark / len(names) / len(self._crawl)))
+        share = max(1, int(LOG_SHARE * mark / len(self._logs) / len(self._crawl)))
         if mark and share != self._log_share:
             await until_answered(lambda: self._crawl.control(log_share=share), self._patience, self._stop)
             self._log_share = share

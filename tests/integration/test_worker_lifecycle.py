@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS_PER_S_MAX: Final = 5
-WATCH_S: Final = 5.0
+WATCH_S: Final = 10.0
+"""What comes every two seconds is in it five times, wherever it begins; in five seconds it would be twice or thrice."""
 
 
 # -- idle

@@ -48,6 +48,9 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
         "40 s",
     ),
     "memory": Benchmark("How much Redis memory does a known URL cost, and a queued one?", (), "1 min"),
+    "frontier_size": Benchmark(
+        "Do rate, memory and idle cost stay as they are in a frontier of millions?", None, "1 min"
+    ),
     "million": Benchmark("What do commands on a million URLs cost, and do they hold Redis up?", None, "5 min"),
     "metrics_cost": Benchmark("What do metrics cost of a page? (fails above 3 %)", None, "20 s"),
     "politeness": Benchmark("How much longer than its delays need does a polite crawl take?", (), "15 s"),

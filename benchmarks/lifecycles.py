@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -66,15 +67,17 @@ def links_of(number: int, tasks: int, hosts: int, count: int) -> Links:
     return links
 
 
-async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes, links: Mapping[str, Links]) -> int:
-    """Carry all tasks through their life; returns how many were done."""
+async def work(
+    frontier: Frontier, reader: Redis, batch: int, record: bytes, links: Mapping[str, Links], most: float = math.inf
+) -> int:
+    """Carry all tasks through their life, or no more batches once `most` are done; returns how many were done."""
     done = 0
     await frontier.dispatch(DISPATCH_MAX)
-    while True:
+    while done < most:
         reply: Any = await reader.xreadgroup(GROUP, "worker", {frontier.keys.fetch_stream: ">"}, count=batch)
         entries = [entry for _, rows in reply for entry in rows]
         if not entries:
-            return done
+            break
         commits = [
             Commit(
                 entry_id.decode(),
@@ -90,6 +93,7 @@ async def work(frontier: Frontier, reader: Redis, batch: int, record: bytes, lin
         ]
         committed = await frontier.commit("worker", [commit.pack() for commit in commits], DISPATCH_MAX)
         done += committed.words.count("DONE")
+    return done
 
 
 def _path_of(stored: bytes) -> str:

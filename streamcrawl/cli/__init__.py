@@ -118,4 +118,8 @@ def main(arguments: list[str] | None = None) -> None:
     except SystemExit:
         # Click's own, and only for this: whoever read its help has gone (`| head`).
         code = ExitCode.DONE
+    if arguments is None:
+        # The interpreter's last look for cycles goes through all that was imported, to free what the system takes back
+        # in a moment: a sixth of what a start costs (2026-12-01).
+        gc.freeze()
     sys.exit(int(code or 0))

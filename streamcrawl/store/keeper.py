@@ -16,13 +16,17 @@ Redis 7.0.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import threading
+
+# What one of the two ways needs it imports itself: `become` is a part of every start, and imports were half of it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
+_SIGTERM = 15
+"""On any system; the module `signal` takes longer to import than all that is done here."""
 _END_S = 30
 """A server that has not ended this long after SIGTERM gets SIGKILL: longer than any flush of an append-only file."""
 
@@ -33,10 +37,10 @@ def become(parent_pid: int, command: list[str]) -> None:
     Raises:
         OSError: prctl refused, or the command cannot be executed.
     """
-    import ctypes  # the other way works without it
+    import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, _SIGTERM, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     # A parent that died before the call above sends no signal any more: the server would stay for ever.
@@ -50,6 +54,9 @@ def guard(lifeline: int, command: list[str]) -> int:
     Returns its exit code, 128 and the signal's number when a signal ended it. Whoever wants the server to end signals
     the server or closes the pipe; a signal to the guard is not passed on.
     """
+    import subprocess
+    import threading
+
     os.set_inheritable(lifeline, False)
     # The other descriptors pass through: one of them holds the lock of the server's folder.
     with subprocess.Popen(command, close_fds=False) as server:
@@ -59,6 +66,8 @@ def guard(lifeline: int, command: list[str]) -> int:
 
 
 def _end_with_lifeline(lifeline: int, server: subprocess.Popen[bytes]) -> None:
+    import subprocess
+
     while os.read(lifeline, 1):
         pass
     server.terminate()

@@ -111,6 +111,10 @@ class Board:
         """Return where this child holds an entry; None when it does not."""
         return self._index.get((shard, entry_id))
 
+    def holds_any(self) -> bool:
+        """Return whether this child holds an entry."""
+        return bool(self._index)
+
     def beat_age_ms(self) -> int:
         """Return how long ago the last confirmed heartbeat was sent; a lease of nobody's can only be younger."""
         return monotonic_ms() - int(_INT.unpack_from(self._memory, _CONFIRMED_AT)[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from streamcrawl.store.frontier import LINKS_PER_CALL
 from streamcrawl.work.logs import Said
-from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.loops import Patience, sleep_or_stop, until_answered
 from streamcrawl.work.meters import BATCH_SIZE, COMMIT_WAIT, COMMITS, ITEM, LEASE_LOST
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ITEMS_PER_CALL: Final = 1000
 """Some 4 ms of the server."""
 BYTES_PER_CALL: Final = 4_000_000
 LINGER_S: Final = 0.002
-"""A batch waits this long for company: ten fetches that end together then cost one call instead of ten."""
+"""A batch waits this long for company while there is any to come: ten fetches that end together then cost one call."""
 
 
 class _Waiting(NamedTuple):
@@ -69,6 +69,8 @@ class CommitLoop:
         self._on_dispatched = on_dispatched
         self._queue: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """What is queued need not wait for more."""
         self._stop = asyncio.Event()
         self._give_up = asyncio.Event()
         self._patience = Patience("commit", log, on_outage=on_outage)
@@ -82,15 +84,24 @@ class CommitLoop:
         ended_at: float,
         bury: Callable[[], Commit],
         done: Callable[[str], None],
+        is_last: bool = False,
     ) -> None:
-        """Queue a commit with at most LINKS_PER_CALL links; `ended_at` is time.monotonic() when the fetch ended."""
+        """Queue a commit with at most LINKS_PER_CALL links.
+
+        Args:
+            ended_at: time.monotonic() when the fetch ended.
+            is_last: Nothing else is being worked at that could join its batch.
+        """
         self._queue.append(_Waiting(commit, ended_at, bury, done, time.monotonic()))
         self._wake.set()
+        if is_last or len(self._queue) >= ENTRIES_PER_CALL:
+            self._hurry.set()
 
     def stop(self, *, give_up: bool = False) -> None:
         """End once the queue is empty; with `give_up` also when the store does not answer."""
         self._stop.set()
         self._wake.set()
+        self._hurry.set()
         if give_up:
             self._give_up.set()
 
@@ -102,8 +113,10 @@ class CommitLoop:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if len(self._queue) < ENTRIES_PER_CALL and not self._stop.is_set():
-                await asyncio.sleep(LINGER_S)
+            if len(self._queue) < ENTRIES_PER_CALL:
+                await sleep_or_stop(self._hurry, LINGER_S)
+            if not self._stop.is_set():
+                self._hurry.clear()
             await self._commit(self._take())
 
     def _take(self) -> list[_Waiting]:

@@ -43,12 +43,14 @@ class Alarm:
     def __init__(self) -> None:
         self.stopped = asyncio.Event()
         self._moved = asyncio.Event()
-        self._at = 0.0
+        self._at = self._woken_at = 0.0
 
     def set_in(self, seconds: float) -> None:
         """Run `seconds` from now, earlier or later than was planned."""
         self._at = time.monotonic() + seconds
-        self._moved.set()
+        # A later time is found when the earlier one has come: each commit moves it, and need not wake the loop for it.
+        if self._at < self._woken_at:
+            self._moved.set()
 
     def at_latest_in(self, seconds: float) -> None:
         """Run `seconds` from now at the latest."""
@@ -66,6 +68,7 @@ class Alarm:
             if left <= 0:
                 return True
             self._moved.clear()
+            self._woken_at = self._at
             await sleep_or_stop(self._moved, left)
         return False
 

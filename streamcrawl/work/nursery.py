@@ -318,6 +318,9 @@ def serve(line: socket.socket) -> None:
     gc.disable()  # all of it stays, and to look through it again and again while it grows takes a fifth of the imports
     from streamcrawl.work.child import main as child_main
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("uvloop")  # 10 ms that each child would spend on it
+
     roles = {role: _load(path) for role, path in ROLES.items()}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A child that ends wakes the loop below.

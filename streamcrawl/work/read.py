@@ -127,7 +127,7 @@ class ReadLoop:
                     await asyncio.wait(
                         (self._wait_free(), stopped), timeout=look_s, return_when=asyncio.FIRST_COMPLETED
                     )
-                    if not self._stop.is_set():
+                    if self._board.holds_any() and not self._stop.is_set():
                         await asyncio.sleep(GATHER_S)
                     continue
                 if self._board.beat_age_ms() > self._lease_ms // 2:

@@ -130,6 +130,8 @@ class Slots:
         self._waiting: list[_Hand] = []
         self._suspects = 0
         """How many of the hands are such: nearly always none, and then there is room for all."""
+        self._submitted = 0
+        """How many of the hands only wait for their commit."""
         self._unreadable = 0
         """Entries that are no hands, but hold a place of the board until they are dead letters."""
         self._free_waiter: asyncio.Future[None] | None = None
@@ -352,11 +354,13 @@ class Slots:
     def _submit(self, hand: _Hand, ending: Ending) -> None:
         assert ending.commit is not None
         hand.is_submitted = True
+        self._submitted += 1
         self._board.rest(hand.index)
         if hand.trace is not None:
             hand.trace.submitted(ending.commit)
 
         def done(word: str) -> None:
+            self._submitted -= 1
             if word == "RESTARTED" and not self._give_up.is_set():
                 hand.is_submitted = False
                 again = ending.instead or ending
@@ -375,7 +379,8 @@ class Slots:
             return self._work.bury(hand.entry, hand.task, "codec", "its commit was malformed")
 
         committer = self._committers[hand.entry.shard]
-        committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done)
+        is_last = self._submitted == len(self._hands)
+        committer.submit(ending.commit, ended_at=ending.ended_at, bury=bury, done=done, is_last=is_last)
 
     def _note_latency(self, task: InHand, commit: Commit | None) -> None:
         """Count how long a task took from its discovery, when this commit ended it with a result."""

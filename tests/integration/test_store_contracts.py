@@ -995,7 +995,7 @@ async def revisit_ok(open_lab: OpenLab) -> None:
     assert stored.endswith(f",{rest}")
     assert changed == {
         "revisits": {f"3|{A}|{rest}": (5, None)},
-        f"host:{A}": {"queued": (None, 1)},
+        f"host:{A}": {"levels": (None, 3), "queued": (None, 1)},
         "schedule": {A: (None, near(await lab.now()))},
         "totals": {"page.created": (None, 1), "page.queued": (None, 1), "page.revisited": (None, 1)},
     }
@@ -1271,7 +1271,7 @@ async def replay_queued(open_lab: OpenLab) -> None:
     assert len(changed["dead"]["entries"][0]) == 1
     del changed["dead"]
     assert changed == {
-        f"host:{A}": {"queued": (None, 1)},
+        f"host:{A}": {"levels": (None, 1), "queued": (None, 1)},
         f"queue:{A}:1": (None, [held.stored]),
         "schedule": {A: (None, now)},
         "totals": {

@@ -136,6 +136,64 @@ async def test_an_unanswering_host_backs_off_twice_as_long_each_time(open_lab: O
     assert "failing" not in await lab.snapshot()
 
 
+# -- levels
+
+
+async def serve(lab: Lab, count: int) -> list[str]:
+    """Return the paths of the next tasks, each ended before the next is taken."""
+    served = []
+    for _ in range(count):
+        [held] = await lab.take()
+        served.append(held.task.path)
+        await lab.end(held)
+    return served
+
+
+async def offer_levels(lab: Lab) -> None:
+    for level in (Level.LOW, Level.NORMAL, Level.HIGH):
+        await lab.offer(f"{A}/{level.name}", level=level)
+
+
+async def test_a_host_is_asked_only_for_levels_at_which_it_may_have_tasks(open_lab: OpenLab) -> None:
+    lab = await open_lab(host_concurrency=1)
+    await lab.offer(*urls("a.test", 2))
+    await lab.offer(*urls("b.test", 2), level=Level.HIGH)
+
+    async def looks() -> int:
+        client: Any = lab.client
+        return int((await client.info("commandstats")).get("cmdstat_lpop", {"calls": 0})["calls"])
+
+    before = await looks()
+    assert (await dispatch(lab)).moved == 2
+    assert await looks() == before + 2
+
+
+async def test_levels_are_forgotten_with_the_last_task(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await offer_levels(lab)
+    assert (await lab.host(A))["levels"] == 31
+    assert await serve(lab, 3) == ["/HIGH", "/NORMAL", "/LOW"]
+    await lab.offer(f"{A}/next")
+    assert "levels" not in await lab.host(A)
+    assert await serve(lab, 1) == ["/next"]
+
+
+async def test_tasks_that_an_older_version_queued_are_found(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await offer_levels(lab)
+    await lab.client.hdel(lab.keys.host(A), "levels")
+    assert await serve(lab, 3) == ["/NORMAL", "/HIGH", "/LOW"]
+    assert (await lab.host(A)).get("queued") is None
+
+
+async def test_a_recount_finds_levels_anew(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await offer_levels(lab)
+    await lab.client.hdel(lab.keys.host(A), "levels")
+    assert await lab.frontier.reconcile() == 0
+    assert await serve(lab, 3) == ["/HIGH", "/NORMAL", "/LOW"]
+
+
 # -- marks and budgets
 
 

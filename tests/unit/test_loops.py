@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from streamcrawl.errors import StoreUnavailable
-from streamcrawl.work.loops import Patience, until_answered
+from streamcrawl.work.loops import Alarm, Patience, until_answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,3 +75,19 @@ async def test_loop_that_was_stopped_in_an_outage_silences_nobody() -> None:
     del lost
     await until_answered(failing(1), Patience("beat", log.append, pause_max_s=0.001))
     assert len(log) == 3
+
+
+async def test_alarm_rings_at_the_time_it_was_moved_to_and_no_more_once_it_is_stopped() -> None:
+    alarm = Alarm()
+    alarm.set_in(3600.0)
+    waiting = asyncio.create_task(alarm.wait())
+    await asyncio.sleep(0)
+    alarm.set_in(7200.0)
+    alarm.set_in(0.001)
+    assert await waiting
+    alarm.set_in(0.001)
+    waiting = asyncio.create_task(alarm.wait())
+    alarm.set_in(3600.0)
+    await asyncio.sleep(0)
+    alarm.stop()
+    assert not await waiting

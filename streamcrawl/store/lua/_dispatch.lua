@@ -50,8 +50,8 @@ local function dispatch(limit)
     end
     if passage == 'asked' then free = math.min(free, 1) end
     if PAGES_MOST then free = math.min(free, PAGES_MOST - h.pages - h.in_flight) end
-    for level = 0, (passage == 'asked') and 0 or 3 do
-      while free > 0 and (level == 0 or budget > 0) do
+    for _, level in ipairs(passage == 'asked' and {0} or levels_of(h)) do
+      while free > 0 and h.queued > 0 and (level == 0 or budget > 0) do
         -- As many at once as may go if all of them are pages: one by one moves the rest of the list each time.
         local at_once = level == 0 and free or math.min(free, budget)
         local tasks = call('LPOP', queue_key(key, level), at_once)

@@ -14,7 +14,11 @@
 --
 -- A field that is 0 or '' is not stored at all: a broad crawl has a million of these. What is not stored reads as its
 -- default here, and HGETALL of the few stored ones takes less time than asking for each.
-local HOST_DEFAULTS = {queued = 0, in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
+--
+-- `levels` has the digits of the levels beside 2 at which a host with tasks may have some: most hosts of most crawls have
+-- none. A look for a list that is not there costs as much, among millions of keys, as taking a task from one that is
+-- (benchmarks/frontier_size.py). It says where to look first (`levels_of`) and no more: older versions do not keep it.
+local HOST_DEFAULTS = {queued = 0, levels = '', in_flight = 0, due = 0, start_due = 0, robots = '', robots_until = 0, failures = 0,
   failing = '', failed_at = 0, blocked_until = 0, cap = 0, delay = 0, delay_set = '', paced = 0, throttled = 0,
   throttled_at = 0, throttled_by = '', said = '', alike = 0, demoted = 0, pages = 0, given_up = '', blocked = '',
   domain = '',                          -- of a host
@@ -182,16 +186,39 @@ local function is_lost(h) return h.given_up ~= '' and h.given_up ~= 'host_budget
 
 -- Tail pushes are collected and written in one call per queue; head pushes are written at once.
 local tails = {}
+local function note_level(h, level)
+  if h.queued <= 0 then h.levels = '' end
+  if level ~= '2' and not string.find(h.levels, level, 1, true) then h.levels = h.levels .. level end
+end
 local function push_tail(key, h, level, task)
   local at = queue_key(key, level)
   local list = tails[at]
   if not list then list = {} tails[at] = list end
   list[#list + 1] = task
+  note_level(h, level)
   h.queued = h.queued + 1
 end
 local function push_head(key, h, level, task)
   call('LPUSH', queue_key(key, level), task)
+  note_level(h, level)
   h.queued = h.queued + 1
+end
+-- The levels in the order in which to take tasks: those first at which there may be some.
+local orders = {}
+local function levels_of(h)
+  local order = orders[h.levels]
+  if not order then
+    local others = {}
+    order = {}
+    for level = 0, 3 do
+      local is_known = level == 2 or string.find(h.levels, level, 1, true)
+      local list = is_known and order or others
+      list[#list + 1] = level
+    end
+    for i = 1, #others do order[#order + 1] = others[i] end
+    orders[h.levels] = order
+  end
+  return order
 end
 local function flush_tails()
   for at, list in pairs(tails) do

@@ -33,7 +33,12 @@ end
 local mended = 0
 for i = 1, #keys do
   local key, h, queued = keys[i], host(keys[i]), 0
-  for level = 0, 3 do queued = queued + call('LLEN', queue_key(key, level)) end
+  h.levels = ''
+  for level = 0, 3 do
+    local length = call('LLEN', queue_key(key, level))
+    if length > 0 and level ~= 2 then h.levels = h.levels .. level end
+    queued = queued + length
+  end
   local flying = in_stream[key] or 0
   local p, field = pace_of(h), 'in_flight:' .. key
   local is_wrong = h.queued ~= queued or h.in_flight ~= flying

@@ -175,26 +175,28 @@ class Commit:
 
     def pack(self, since_end_ms: int | None = None, *, by_domain: bool = False) -> bytes:
         """Return the form that the script takes; `by_domain` as the frontier has it."""
-        return _PACK(
-            (
-                self.entry_id,
-                self.host,
-                self.kind.value,
-                self.outcome.value,
-                int(self.is_fetched),
-                self.since_end_ms if since_end_ms is None else since_end_ms,
-                self.block_ms,
-                _as_text(self.detail),
-                self.links.named(by_domain=by_domain),
-                [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items],
-                [part for pair in self.left_out.items() for part in pair],
-                self.server,
-                self.took_ms,
-                "" if self.refusal is None else self.refusal.value,
-                self.url,
-                self.sketch,
-            )
-        )
+        values = [
+            self.entry_id,
+            self.host,
+            self.kind.value,
+            self.outcome.value,
+            int(self.is_fetched),
+            self.since_end_ms if since_end_ms is None else since_end_ms,
+            self.block_ms,
+            _as_text(self.detail) or None,
+            self.links.named(by_domain=by_domain) or None,
+            [msgspec.Raw(_STR32(0xDB, len(one)) + one) if isinstance(one, bytes) else one for one in self.items]
+            or None,
+            [part for pair in self.left_out.items() for part in pair] or None,
+            self.server or None,
+            self.took_ms or None,
+            None if self.refusal is None else self.refusal.value,
+            self.url or None,
+            self.sketch or None,
+        ]
+        while values[-1] is None:
+            values.pop()
+        return _PACK(values)
 
 
 @dataclass(slots=True, init=False)

@@ -43,6 +43,12 @@ class _Waiting(NamedTuple):
     is_burial: bool = False
 
 
+def _place_of(waiting: _Waiting) -> tuple[int, str, int, str]:
+    """Return by what entries are in order, which their ids are not as text; of any text, for one may be malformed."""
+    ms, _, number = waiting.commit.entry_id.partition("-")
+    return len(ms), ms, len(number), number
+
+
 class CommitLoop:
     """Takes commits from the slots and calls each back with its word: DONE, LEASE_LOST, RESTARTED or INVALID."""
 
@@ -124,6 +130,8 @@ class CommitLoop:
             if batch and (links > LINKS_PER_CALL or items > ITEMS_PER_CALL or size > BYTES_PER_CALL):
                 break
             batch.append(self._queue.popleft())
+        # As the stream has them: then the script reads their entries with one command.
+        batch.sort(key=_place_of)
         return batch
 
     async def _commit(self, batch: list[_Waiting]) -> None:

@@ -310,7 +310,7 @@ class PageWork:
         return self._stalls.stalled_s(since) > limit_s / 2
 
     def _pace(self, entry: Entry) -> Pace:
-        """Return how polite to be; entries of an older version of streamcrawl do not say, and go by the settings."""
+        """Return how polite to be; by the settings where its entry does not say, because nothing has a delay."""
         fields, settings = entry.fields, self._settings
         return _pace_of(fields.get(b"delay", settings.delay_ms), fields.get(b"cap", settings.host_concurrency))
 

@@ -62,8 +62,8 @@ def case(script: str, word: str) -> Callable[[Case], Case]:
 
 
 def entry(held: Held) -> dict[str, Any]:
-    """What lies in the stream for it, under the politeness of `fast`."""
-    return {"host": held.host, "level": int(held.task.level), "task": held.stored, "delay": 0, "cap": 1}
+    """What lies in the stream for it without any delay, as `fast` has it: nothing of politeness then."""
+    return {"host": held.host, "level": int(held.task.level), "task": held.stored}
 
 
 # -- open

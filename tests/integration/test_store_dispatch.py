@@ -43,6 +43,18 @@ async def test_a_cap_of_one_host_wins_over_that_of_the_crawl(open_lab: OpenLab) 
     assert (await dispatch(lab)).moved == 4
 
 
+@pytest.mark.parametrize(("delay_ms", "hosts_own", "said"), [(0, "", None), (0, 700, 700), (500, "", 500), (500, 0, 0)])
+async def test_an_entry_says_how_polite_to_be_where_settings_do_not_tell(
+    open_lab: OpenLab, delay_ms: int, hosts_own: int | str, said: int | None
+) -> None:
+    lab = await open_lab(delay_ms=delay_ms)
+    await lab.offer("http://a.test/")
+    assert await lab.frontier.set_host("http://a.test", delay=hosts_own) == "OK"
+    assert len(await lab.take()) == 1
+    [entry] = (await lab.snapshot())["stream:fetch"]["entries"]
+    assert (entry.get("delay"), entry.get("cap")) == (said, None if said is None else 1)
+
+
 async def test_callers_at_the_same_time_keep_the_caps_together(open_lab: OpenLab) -> None:
     lab = await open_lab(host_concurrency=3)
     await lab.offer(*(url for n in range(20) for url in urls(f"h{n}.test", 6)))

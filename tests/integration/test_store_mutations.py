@@ -47,7 +47,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
         "a late commit",
     ),
     "the entry stays": ("_stream", "else call('XDEL', STREAM, id) end", "end", "hand_back OK"),
-    "in_flight in leave": ("_stream", "fly(key, host(key), -1)", "host(key)", "cap"),
+    "in_flight in leave": ("_stream", "  fly(key, h, -1)\n", "", "cap"),
     "in_flight in enter": ("_stream", "  fly(key, h, 1)\n", "", "cap"),
     "alone": ("_stream", "if crashes < 2 or alone then", "if true then", "a killer"),
     "the dedup": ("_seen", "fp) == 0 then return false end", "fp) == 2 then return false end", "twice in one call"),
@@ -57,7 +57,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the mark": ("_dispatch", "math.min(limit, 2 * (tonumber(S.slots) or 0) - waiting_in(STREAM))", "limit", "waiting"),
     "the budget": ("_dispatch", "- (tonumber(done[2]) or 0)", "", "pages_max"),
     "the gate": ("_hosts", "if h.robots == 'asked' then return 'asked' end", "", "gate"),
-    "the delay": ("commit", "fetch_ended(h, now - math.min(c[6], 60000))", "", "delay"),
+    "the delay": ("commit", "if is_fetched then fetch_ended(h, ended_at) end", "", "delay"),
     "one probe": ("_hosts", "if p.failing ~= '' then return 1 end", "", "one probe"),
     "one probe of those handed out": (
         "start",
@@ -180,7 +180,7 @@ MUTATIONS: Final[dict[str, tuple[str, str, str, str]]] = {
     "the seeds offered": ("_seen", "if is_seed(rest) then count('seed.created', 1) end", "", "offer WAIT"),
     "the seeds ended": (
         "commit",
-        "  count(c[3] .. '.done', 1)\n  seed_ended(c.task)\n",
+        "  count(c[3] .. '.done', 1)\n  seed_ended(entry_task)\n",
         "  count(c[3] .. '.done', 1)\n",
         "commit DONE",
     ),

@@ -16,11 +16,11 @@ import pytest
 from streamcrawl.errors import ConfigError, ExitCode, StoreIncompatible
 from streamcrawl.ops.audit import audit
 from streamcrawl.ops.status import read_status
-from streamcrawl.rules.task import CrawlTask, Kind, Outcome, decode_task
+from streamcrawl.rules.task import CrawlTask, decode_task
 from streamcrawl.settings import SCHEMA, Given, make_settings
 from streamcrawl.store.connection import connect
 from streamcrawl.store.embedded import EmbeddedRedis
-from streamcrawl.store.frontier import FETCH_STREAM, Commit, Entry, Frontier, Links
+from streamcrawl.store.frontier import FETCH_STREAM, Entry, Frontier, Links
 from streamcrawl.store.keys import CRAWLS, GROUP, Keys
 from streamcrawl.store.shards import Shards, delete_crawl, join_crawl, open_crawl
 from streamcrawl.store.tuning import decode_given, read_tuned, settings_of, tune
@@ -288,9 +288,10 @@ async def test_worker_of_the_old_version_ends_what_it_holds_beside_ours(tmp_path
         entry = Entry(entry_id.decode(), fields)
         assert set(fields) == {b"host", b"level", b"task"}
         # The old worker drops one of the pages it holds, dispatches with its own scripts, and asks for the end.
-        drop = Commit(entry.id, fields[b"host"].decode(), Kind.PAGE, Outcome.DROPPED, detail=("handler",))
-        assert (await run_old(client, "commit", keys, "w-old", 2, drop.pack()))[1] == [b"DONE"]
-        assert (await run_old(client, "commit", keys, "w-old", 2, drop.pack()))[1] == [b"LEASE_LOST"]
+        ended: list[Any] = [entry.id, fields[b"host"].decode(), "page", "dropped", 0, 0, 0, ["handler"], [], []]
+        drop = msgspec.msgpack.encode(ended)
+        assert (await run_old(client, "commit", keys, "w-old", 2, drop))[1] == [b"DONE"]
+        assert (await run_old(client, "commit", keys, "w-old", 2, drop))[1] == [b"LEASE_LOST"]
         assert (await run_old(client, "dispatch", keys, 4))[1] > 0
         assert (await run_old(client, "finish", keys))[0] == b"RUNNING"
         await assert_accounts(frontier)

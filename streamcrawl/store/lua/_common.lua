@@ -12,7 +12,9 @@ end
 -- Is it the id of a stream entry? Redis raises at anything else, longer numbers than 64 bits included, and an error in
 -- the middle of a batch leaves half of it written.
 local function is_id(id)
-  local ms, seq = string.match(type(id) == 'string' and id or '', '^(%d+)%-(%d+)$')
+  if type(id) ~= 'string' then return false end
+  if #id <= 20 and string.find(id, '^%d+%-%d+$') then return true end   -- neither part can be too long
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return ms ~= nil and #ms <= 19 and #seq <= 19
 end
 

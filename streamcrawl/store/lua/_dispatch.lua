@@ -33,6 +33,7 @@ local function dispatch(limit)
     local p, cap, delay = pace_of(h), cap_of(h), delay_of(h)
     local free = math.min(room_of(h), room - moved, most)
     if delay > 0 then free = math.min(free, 1) end
+    local sent = {}   -- line -> tasks of it
     if delay > 0 and cap > 1 and free > 0 and p.start_due == 0 then
       -- What is under way was handed out with a cap of 1, which was raised since: it asks nobody (start.lua) and may have
       -- begun just now. The 1 says of the others that they do ask.
@@ -40,8 +41,9 @@ local function dispatch(limit)
     end
     local passage = gate(h)
     if passage == 'ask' and free > 0 then
-      enter(key, h, '0', '[0,' .. wall .. ROBOTS_REST, 'robots')
+      enter(key, h, '0', '[0,' .. wall .. ROBOTS_REST, delay, cap)
       count('robots.created', 1)
+      count('robots.streamed', 1)
       h.robots = 'asked'
       moved = moved + 1
       free = 0
@@ -54,10 +56,11 @@ local function dispatch(limit)
         local at_once = level == 0 and free or math.min(free, budget)
         local tasks = call('LPOP', queue_key(key, level), at_once)
         if not tasks then break end
+        local level_text = tostring(level)
         for n = 1, #tasks do
           local line = kind_of(tasks[n])
-          count(line .. '.queued', -1)
-          enter(key, h, tostring(level), tasks[n], line)
+          sent[line] = (sent[line] or 0) + 1
+          enter(key, h, level_text, tasks[n], delay, cap)
           if line == 'page' then budget = budget - 1 end
           -- With a cap above 1 and a delay, tasks are also handed out a delay apart, so that slots do not fill with
           -- tasks that must wait (start.lua keeps the order strictly).
@@ -67,6 +70,10 @@ local function dispatch(limit)
         moved, free = moved + #tasks, free - #tasks
         if #tasks < at_once then break end
       end
+    end
+    for line, n in pairs(sent) do
+      count(line .. '.queued', -n)
+      count(line .. '.streamed', n)
     end
     -- All four lists are empty: a count that says otherwise would keep the host in front, due for ever. The totals
     -- still tell (audit, and finish says UNBALANCED).

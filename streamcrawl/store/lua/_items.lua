@@ -133,6 +133,7 @@ end
 
 -- Are these items (name, record, …) for streams that there are?
 local SINKS
+local function is_log(name) return sub(name, 1, 4) == 'log:' end
 local function are_items(items)
   if type(items) ~= 'table' or #items % 2 ~= 0 then return false end
   if not SINKS then
@@ -142,9 +143,9 @@ local function are_items(items)
   for i = 1, #items, 2 do
     local name, record = items[i], items[i + 1]
     if type(name) ~= 'string' or type(record) ~= 'string' then return false end
-    local log = string.match(name, '^log:(.*)$')
-    if log and not (LOGS[log] and string.find(record, '^[01]%["')) then return false end
-    if not (log or STAGES[name] or SINKS[name]) then return false end
+    if is_log(name) then
+      if not (LOGS[sub(name, 5)] and find(record, '^[01]%["')) then return false end
+    elseif not (STAGES[name] or SINKS[name]) then return false end
   end
   return true
 end
@@ -164,9 +165,8 @@ local function emit(items, url, touched, line)
   local to = {}
   for i = 1, #items, 2 do
     local name, record = items[i], items[i + 1]
-    local log = string.match(name, '^log:(.*)$')
-    if log then
-      keep(log, string.sub(record, 2), url, line, table.concat(to, ','), string.sub(record, 1, 1))
+    if is_log(name) then
+      keep(sub(name, 5), sub(record, 2), url, line, table.concat(to, ','), sub(record, 1, 1))
       to = {}
     else
       enter_new(name, record, url)

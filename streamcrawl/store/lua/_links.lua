@@ -3,21 +3,30 @@
 --
 -- Returns 0, or which one is not; the 251st of a list is none either: it would take the server too long.
 -- Not robots: the gate alone makes those.
-local OFFERED = {page = true, sitemap = true}
-local function bad_link(links)
-  if type(links) ~= 'table' or #links % 4 ~= 0 then return 1 end
-  if #links > 1000 then return 251 end
-  for i = 1, #links, 4 do
-    local fp, key, level, rest = links[i], links[i + 1], links[i + 2], links[i + 3]
-    if type(key) == 'string' then key = named(key) end
-    if type(fp) ~= 'string' or not string.find(fp, '^%-?%d+$') or #fp > 20 or type(key) ~= 'string'
-      or not string.find(key, '^%l[%w+.-]*://[^/|]+$') or type(level) ~= 'string' or not string.find(level, '^[1-3]$')
-      or type(rest) ~= 'string' or not string.find(rest, '^"%l+","/.*%]$')
-      or not OFFERED[string.match(rest, '^"(%l+)"')] then
-      return (i + 3) / 4
-    end
+local bad_link
+do
+  local OFFERED, OFFERED_IN = {page = true, sitemap = true}, {['1'] = true, ['2'] = true, ['3'] = true}
+  -- Host keys as callers name them that were found well formed: most links of a call are on few hosts.
+  local good_names = {}
+  local function is_host_name(name)
+    local key = type(name) == 'string' and named(name)
+    local is_good = type(key) == 'string' and find(key, '^%l[%w+.-]*://[^/|]+$') ~= nil
+    if is_good then good_names[name] = true end
+    return is_good
   end
-  return 0
+  function bad_link(links)
+    if type(links) ~= 'table' or #links % 4 ~= 0 then return 1 end
+    if #links > 1000 then return 251 end
+    for i = 1, #links, 4 do
+      local fp, name, level, rest = links[i], links[i + 1], links[i + 2], links[i + 3]
+      if type(fp) ~= 'string' or not find(fp, '^%-?%d+$') or #fp > 20 or not (good_names[name] or is_host_name(name))
+        or not OFFERED_IN[level] or type(rest) ~= 'string' or sub(rest, -1) ~= ']'
+        or not (sub(rest, 1, 9) == '"page","/' or OFFERED[match(rest, '^"(%l+)","/')]) then
+        return (i + 3) / 4
+      end
+    end
+    return 0
+  end
 end
 
 -- Links that are not followed: reason, count, …. At most 16 reasons, each a short word: the totals must not grow by what

@@ -8,6 +8,8 @@
 -- advances by at most 5 s from one call to the next. Workers call every second, so a larger step is an outage or a
 -- clock that jumped: neither may make every delay, back-off and give-up of the crawl pass at once.
 local call = redis.call
+-- Kept here, because each use of `string.find` looks up two names: what a script does for each task goes by these.
+local find, match, sub, max, min = string.find, string.match, string.sub, math.max, math.min
 local P = string.sub(KEYS[1], 1, -6)
 local S = {}
 do
@@ -15,7 +17,7 @@ do
     'frontier_max', 'revisit_ms', 'seeds_max', 'sink_max', 'sink_max_bytes', 'crashes_max', 'slots', 'paused', 'stopped',
     'throttled', 'seen', 'seen_buckets', 'gap_at', 'stage_max', 'stage_bytes', 'stages', 'by_domain', 'logs'}
   local values = call('HMGET', KEYS[1], unpack(names))
-  for i = 1, #names do S[names[i]] = values[i] or nil end
+  for i = 1, #names do if values[i] then S[names[i]] = values[i] end end
 end
 if S.epoch ~= ARGV[1] then return {'GONE'} end
 local time = call('TIME')

@@ -10,7 +10,7 @@ local low = 1
 while low * 2 <= buckets do low = low * 2 end
 
 -- The last 15 digits are uniform and fit a double.
-local function hash_of(fp) return math.abs(tonumber(string.sub(fp, -15))) end
+local function hash_of(fp) return math.abs(tonumber(sub(fp, -15))) end
 local function bucket_of(hash)
   local b = hash % (low * 2)
   if b >= buckets then b = hash % low end
@@ -43,12 +43,13 @@ local function flush_seen()
 end
 
 -- Offer one link, to a page or to a sitemap. `rest` is the stored task without its head: crashes 0 and the discovery time are put in front here.
+local SEEN, NEW_HEAD = P .. 'seen:', '[0,' .. wall .. ','
 local function offer(fp, key, level, rest)
-  if call('SADD', P .. 'seen:' .. bucket_of(hash_of(fp)), fp) == 0 then return false end
+  if call('SADD', SEEN .. bucket_of(hash_of(fp)), fp) == 0 then return false end
   seen_new = seen_new + 1
   local of
-  key, of = named(key)
-  local h, line = host(key, of), string.match(rest, '^"(%l+)"')
+  if BY_DOMAIN then key, of = named(key) end
+  local h, line = host(key, of), kind_of_rest(rest)
   count(line .. '.created', 1)
   if is_seed(rest) then count('seed.created', 1) end
   if PAGES_MOST and h.pages >= PAGES_MOST then
@@ -57,7 +58,7 @@ local function offer(fp, key, level, rest)
     seed_ended('[0,0,' .. rest)
     return true
   end
-  push_tail(key, h, level, '[0,' .. wall .. ',' .. rest)
+  push_tail(key, h, level, NEW_HEAD .. rest)
   count(line .. '.queued', 1)
   return true
 end

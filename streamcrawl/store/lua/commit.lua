@@ -6,11 +6,12 @@
 -- ARGV[2] worker   str      who commits, for dead letters
 -- ARGV[3] limit    int      tasks to dispatch at most afterwards
 -- ARGV[4..] commit msgpack  one entry each:
---   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items[, left_out[, server[, took_ms,
---   refusal[, url[, sketch]]]]]}
+--   {id, host, line, outcome, fetched, since_end_ms, block_ms, detail, links, items, left_out, server, took_ms, refusal,
+--   url, sketch}, in the order of their ids, by which they are read with one command. From `detail` on nil says that there
+--   is none, and the last ones may be missing: each value costs the server, and most pages have few of them
 --   fetched       1 when a request went out: the host's delay counts from `since_end_ms` ago
 --   block_ms      leave the whole host alone that long (Retry-After), 0 otherwise
---   detail        done page: {}, or what of the page is to be visited again: {'new', 'changed', 'unchanged' or 'failed', level,
+--   detail        done page: nil, or what of the page is to be visited again: {'new', 'changed', 'unchanged' or 'failed', level,
 --                 rest, ms until then}, or {'gone'}
 --                 done sitemap: {flaw, …}, at most 8 words, each once | done robots: {text, ttl_ms, Crawl-delay in ms or 0[, keep_ms]}: keep_ms is how long the
 --                 text outlives its time, 1 h if missing; longer than that it may be used while no other can be had
@@ -24,14 +25,13 @@
 --                 dead: {level, task, reason, error, last_status} | dropped: {reason} | redirected: {}
 --   links         fingerprint, host key, level, rest, …: at most 250 in the whole call
 --   items         stage, sink or retained log, record, …; for a stage `["Type",item]`; for a log see _items.lua
---   left_out      reason, count, …: links that are not followed, added to `links.<reason>`; a worker of an older version
---                 does not say
---   server        run_id of the server that took the links which were offered before; '' when none were
---   took_ms       how long the request took, connecting included, until the last byte; 0 when its time says nothing of
+--   left_out      reason, count, …: links that are not followed, added to `links.<reason>`
+--   server        run_id of the server that took the links which were offered before
+--   took_ms       how long the request took, connecting included, until the last byte; when its time says something of
 --                 what the host bears
---   refusal       '' or why the host's delay doubles: http_429, http_503 or timeout
+--   refusal       why the host's delay doubles: http_429, http_503 or timeout
 --   url           of the page, for its items
---   sketch        of a done page: '' or what tells it from other pages of its host (_alike.lua)
+--   sketch        of a done page: what tells it from other pages of its host (_alike.lua)
 --
 -- Returns {'OK', {word, …}, moved, next_ms, dispatch word}, a word per entry:
 --           DONE        acknowledged, deleted, everything written
@@ -60,7 +60,7 @@
 -- include _process
 -- Up to 1e12 (31 years in ms): beyond, sums leave what a double, ZADD and PX hold, and infinity is a whole number too.
 local function is_int(value)
-  return type(value) == 'number' and value >= 0 and value <= 1e12 and value == math.floor(value)
+  return type(value) == 'number' and value >= 0 and value <= 1e12 and value % 1 == 0
 end
 local function is_text(value) return type(value) == 'string' end
 -- A page in level 0 would pass the robots gate; a task of another line would be counted out of a line it is not in.
@@ -68,7 +68,7 @@ local function is_task(line, level, task)
   return is_text(level) and string.find(level, line == 'robots' and '^0$' or '^[1-3]$') and is_text(task)
     and string.match(task, '^%[%d+,%d+,"(%l+)".*%]$') == line
 end
-local LINES = {page = true, robots = true, sitemap = true}
+local LINES, NONE = {page = true, robots = true, sitemap = true}, {}
 local function is_word(value) return is_text(value) and #value <= 32 and string.find(value, '^%l[%l_]*$') ~= nil end
 local ROBOTS_SPARE_MS = 3600000   -- for workers that have a page of the host in hand
 -- A robots.txt that cannot be had again: how long the last good copy is used before it is asked for once more.
@@ -106,53 +106,44 @@ local DETAIL = {
 -- `leave`, so a second commit of one finds it here as well, and is LEASE_LOST.
 local read_ahead = {}
 local function read_batch(commits)
-  local first, last
-  for i = 1, #commits do
-    local ms, seq = string.match(commits[i] and is_id(commits[i][1]) and commits[i][1] or '', '^(%d+)%-(%d+)$')
-    if ms then
-      ms, seq = tonumber(ms), tonumber(seq)
-      if not first or ms < first.ms or (ms == first.ms and seq < first.seq) then first = {ms = ms, seq = seq, id = commits[i][1]} end
-      if not last or ms > last.ms or (ms == last.ms and seq > last.seq) then last = {ms = ms, seq = seq, id = commits[i][1]} end
-    end
-  end
-  local slots = tonumber(S.slots) or 0
-  if not last or #commits < 2 or slots > 4 * #commits then return end
-  local rows = call('XRANGE', STREAM, first.id, last.id, 'COUNT', math.max(slots, #commits))
+  local slots, first, last = tonumber(S.slots) or 0, commits[1], commits[#commits]
+  if #commits < 2 or slots > 4 * #commits or not (first and last and is_id(first[1]) and is_id(last[1])) then return end
+  local rows = call('XRANGE', STREAM, first[1], last[1], 'COUNT', max(slots, #commits))
   for i = 1, #rows do read_ahead[rows[i][1]] = rows[i][2] end
 end
 
+-- Of the entry that was judged last; '' when it is not there.
+local entry_level, entry_task = '', ''
 local function is_valid(c)
-  if type(c) ~= 'table' or not is_id(c[1]) or not is_text(c[2])
-    or not LINES[c[3]] or not is_text(c[4]) or not is_int(c[5]) or not is_int(c[6])
-    or not is_int(c[7]) or type(c[8]) ~= 'table' or type(c[9]) ~= 'table' or not are_items(c[10])
-    or not (c[12] == nil or is_text(c[12])) or not (c[13] == nil or is_int(c[13]))
-    or not (c[14] == nil or c[14] == '' or REFUSALS[c[14]]) or not (c[16] == nil or c[16] == '' or is_sketch(c[16])) then
-    return false
-  end
-  local check = DETAIL[c[4]]
-  if not check or not check(c[3], c[8]) or bad_link(c[9]) > 0 then return false end
-  if not are_counts(c[11] or {}) then return false end
-  -- Another host's in_flight, or another line's count, would go down for it.
-  local fields = read_ahead[c[1]]
+  local id, line, check = c[1], c[3], DETAIL[c[4]]
+  local fields = read_ahead[id]
   if not fields then
-    local entry = call('XRANGE', STREAM, c[1], c[1])[1]
+    if not is_id(id) then return false end
+    local entry = call('XRANGE', STREAM, id, id)[1]
     fields = entry and entry[2]
   end
-  c.task, c.level = fields and fields[6] or '', fields and fields[4] or ''
-  return not fields or (fields[2] == c[2] and kind_of(c.task) == c[3])
+  entry_level, entry_task = fields and fields[4] or '', fields and fields[6] or ''
+  -- Another host's in_flight, or another line's count, would go down for it.
+  if fields and not (fields[2] == c[2] and kind_of(entry_task) == line) then return false end
+  return is_text(c[2]) and LINES[line] and is_int(c[5]) and is_int(c[6]) and is_int(c[7])
+    and type(c[8] or NONE) == 'table' and check and check(line, c[8] or NONE) and not (c[9] and bad_link(c[9]) > 0)
+    and not (c[10] and not are_items(c[10])) and not (c[11] and not are_counts(c[11]))
+    and not (c[12] and not is_text(c[12])) and not (c[13] and not is_int(c[13])) and not (c[14] and not REFUSALS[c[14]])
+    and not (c[16] and not is_sketch(c[16]))
 end
 
 local ACT = {}
 function ACT.done(c, h)
   count(c[3] .. '.done', 1)
-  seed_ended(c.task)
+  seed_ended(entry_task)
   if c[3] == 'page' then
     h.pages = h.pages + 1
-    if c[8][1] then count('page.visits.' .. c[8][1], 1) end
-    if c[8][3] then visit_later(c[2], c[8][2], c[8][3], c[8][4]) end
-    if c[16] and c[16] ~= '' then said(h, c[16], string.find(c.task, '["again",', 1, true) ~= nil) end
+    local visit = c[8]
+    if visit and visit[1] then count('page.visits.' .. visit[1], 1) end
+    if visit and visit[3] then visit_later(c[2], visit[2], visit[3], visit[4]) end
+    if c[16] then said(h, c[16], find(entry_task, '["again",', 1, true) ~= nil) end
   elseif c[3] == 'sitemap' then
-    for i = 1, #c[8] do count('sitemap.flawed.' .. c[8][i], 1) end
+    for _, flaw in ipairs(c[8] or NONE) do count('sitemap.flawed.' .. flaw, 1) end
   else
     call('SET', P .. 'robots:' .. c[2], c[8][1], 'PX', c[8][2] + (c[8][4] or ROBOTS_SPARE_MS))
     h.robots, h.robots_until, h.delay = 'known', now + c[8][2], c[8][3]
@@ -168,7 +159,7 @@ function ACT.continued(c) delay(c, '.continued') end
 local function die(c, h, level, task, reason, error, status)
   if c[3] == 'robots' then h.robots, h.given_up = '', 'robots_unreachable' end   -- no gate opens: its pages follow
   -- By the task of the entry: what the caller names may be anything.
-  seed_ended(c.task)
+  seed_ended(entry_task)
   bury(c[3], c[2], level, task, reason, error, status, ARGV[2])
 end
 function ACT.dead(c, h) die(c, h, unpack(c[8], 1, 5)) end
@@ -186,7 +177,7 @@ end
 local OF_ALL = {timeout = true, disconnected = true}
 local function is_of_all(c)
   local d = c[8]
-  return c[4] ~= 'unanswered' or d[7] ~= nil or OF_ALL[d[3]] or (c[14] or '') ~= '' and d[3] ~= 'connect_timeout'
+  return c[4] ~= 'unanswered' or d[7] ~= nil or OF_ALL[d[3]] or c[14] and d[3] ~= 'connect_timeout'
 end
 function ACT.unanswered(c, h)
   local level, task, reason, base, most, jitter, when_first, delay_ms, again, error = unpack(c[8])
@@ -230,61 +221,60 @@ function ACT.unanswered(c, h)
   count(c[3] .. '.unanswered', 1)
 end
 function ACT.dropped(c)
-  seed_ended(c.task)
+  seed_ended(entry_task)
   count_dropped(c[3], c[8][1])
-  if c[8][1] == 'robots' then visit_again(c[2], c.level, c.task) end
+  if c[8][1] == 'robots' then visit_again(c[2], entry_level, entry_task) end
 end
 function ACT.redirected(c)
-  seed_ended(c.task)
+  seed_ended(entry_task)
   count(c[3] .. '.dropped', 1)
   count(c[3] .. '.dropped.redirected', 1)
-  visit_again(c[2], c.level, c.task)   -- a host that is being moved or mended sends all its pages to one other
+  visit_again(c[2], entry_level, entry_task)   -- a host that is being moved or mended sends all its pages to one other
 end
 
-local words, touched, ended, is_answered = {}, {}, {}, false
-local commits = {}
+local touched, ended, is_answered = {}, {}, false
+-- End one entry; returns its word.
+local function end_entry(c)
+  if not c or not is_valid(c) then return 'INVALID' end
+  if c[12] and is_other_process(c[12]) then return 'RESTARTED' end
+  local h = leave(c[2], c[3], c[1], ended)
+  if not h then
+    count(c[3] .. '.lease_lost', 1)
+    return 'LEASE_LOST'
+  end
+  local p, is_fetched, took, refusal = pace_of(h), c[5] == 1, c[13] or 0, c[14]
+  local ended_at = now - min(c[6], 60000)
+  if is_fetched and refusal and (p == h or is_of_all(c)) then
+    refused(p, refusal, ended_at - took)
+  elseif is_fetched and took > 0 then
+    answered_in(p, took)
+  end
+  if is_fetched and c[4] ~= 'unanswered' then
+    is_answered = true
+    if h.failures > 0 then
+      h.failures, h.failing, h.failed_at = 0, '', 0
+      call('ZREM', P .. 'failing', c[2])
+    end
+    if p ~= h then p.failures, p.failing, p.failed_at, p.failing_since = 0, '', 0, 0 end
+  end
+  if c[7] > 0 then p.blocked_until = max(p.blocked_until, now + c[7]) end
+  ACT[c[4]](c, h)
+  -- After the act: the delay that a robots verdict brings holds for the next fetch already.
+  if is_fetched then fetch_ended(h, ended_at) end
+  local links, items, left_out = c[9] or NONE, c[10], c[11] or NONE
+  for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
+  for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
+  if items then emit(items, is_text(c[15]) and c[15] or c[2], touched, 'page') end
+  return 'DONE'
+end
+
+local words, commits = {}, {}
 for n = 4, #ARGV do
   local is_read, c = pcall(cmsgpack.unpack, ARGV[n])
-  commits[#commits + 1] = is_read and type(c) == 'table' and c
+  commits[n - 3] = is_read and type(c) == 'table' and c
 end
 read_batch(commits)
-for n = 1, #commits do
-  local c = commits[n]
-  if not c or not is_valid(c) then
-    words[#words + 1] = 'INVALID'
-  elseif is_other_process(c[12] or '') then
-    words[#words + 1] = 'RESTARTED'
-  elseif not leave(c[2], c[3], c[1], ended) then
-    words[#words + 1] = 'LEASE_LOST'
-    count(c[3] .. '.lease_lost', 1)
-  else
-    local h = host(c[2])
-    local p = pace_of(h)
-    local refusal = c[14] or ''
-    if c[5] == 1 and refusal ~= '' and (p == h or is_of_all(c)) then
-      refused(p, refusal, now - math.min(c[6], 60000) - (c[13] or 0))
-    elseif c[5] == 1 and c[13] and c[13] > 0 then
-      answered_in(p, c[13])
-    end
-    if c[5] == 1 and c[4] ~= 'unanswered' then
-      is_answered = true
-      if h.failures > 0 then
-        h.failures, h.failing, h.failed_at = 0, '', 0
-        call('ZREM', P .. 'failing', c[2])
-      end
-      if p ~= h then p.failures, p.failing, p.failed_at, p.failing_since = 0, '', 0, 0 end
-    end
-    if c[7] > 0 then p.blocked_until = math.max(p.blocked_until, now + c[7]) end
-    ACT[c[4]](c, h)
-    -- After the act: the delay that a robots verdict brings holds for the next fetch already.
-    if c[5] == 1 then fetch_ended(h, now - math.min(c[6], 60000)) end
-    local links, left_out = c[9], c[11] or {}
-    for i = 1, #left_out, 2 do count('links.' .. left_out[i], left_out[i + 1]) end
-    for i = 1, #links, 4 do offer(links[i], links[i + 1], links[i + 2], links[i + 3]) end
-    emit(c[10], is_text(c[15]) and c[15] or c[2], touched, 'page')
-    words[#words + 1] = 'DONE'
-  end
-end
+for n = 1, #commits do words[n] = end_entry(commits[n]) end
 -- Before anything counts what waits in the stream.
 for i = 1, #ended, 1000 do call('XDEL', STREAM, unpack(ended, i, math.min(i + 999, #ended))) end
 watch_marks(touched)

@@ -220,11 +220,7 @@ class Nursery:
 
     async def close(self) -> None:
         """End the nursery; children that still live go on."""
-        if self._socket is not None:
-            self._socket.close()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._hang_up()
         if self._process is not None:
             try:
                 async with asyncio.timeout(CLOSE_WAIT_S):
@@ -264,10 +260,18 @@ class Nursery:
         else:
             ours, self._process = await self._start_interpreter()
         ours.setblocking(False)
-        if self._socket is not None:
-            self._socket.close()
+        await self._hang_up()
         self._socket, self._born = ours, asyncio.Queue()
         self._reading = asyncio.create_task(self._listen(ours, self._born), name="nursery")
+
+    async def _hang_up(self) -> None:
+        # First the loop must watch the line no longer: its number is soon that of another one. Of that one it then
+        # tells nothing, and the nursery at its other end was waited for in vain.
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
 
     @staticmethod
     async def _start_interpreter() -> tuple[socket.socket, asyncio.subprocess.Process]:

@@ -168,19 +168,18 @@ async def progress(crawl: Shards, replays: Sequence[Replay]) -> tuple[bool, Coun
         for frontier in crawl:
             for replay in replays:
                 pipe.hget(frontier.keys.replays, f"{replay.id}:at")
-                pipe.hget(frontier.keys.replayed, f"ended:{replay.id}")
+                pipe.hmget(frontier.keys.replayed, [f"ended:{replay.id}", f"gap:{replay.id}"])
         with mapped_errors():
             answers: list[Any] = await pipe.execute()
-    for n, (at, ended) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
-        has_ended = has_ended and ended is not None
+    for n, (at, (ended, gap)) in enumerate(zip(answers[::2], answers[1::2], strict=True)):
+        has_ended, has_gap = has_ended and ended is not None, has_gap or gap is not None
         row = at or ended
         if row is None and n >= len(replays):
             continue  # a shard that was not told of it yet
         if row is None:
             raise StoreUnavailable("the store was restarted and has forgotten this replay: ask for it again")
-        _, looked_here, copied_here, *gap = row.decode().split(" ")
+        _, looked_here, copied_here = row.decode().split(" ")
         looked, copied = looked + int(looked_here), copied + int(copied_here)
-        has_gap = has_gap or bool(gap)
     return has_ended, Count(looked, copied, has_gap)
 
 

@@ -1807,7 +1807,8 @@ async def plan_ok(open_lab: OpenLab) -> None:
     answer, changed = await lab.changes(act())
     assert answer == ("OK", "")
     assert changed == {
-        "replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0"), "one:gone": (None, "0-0")}
+        "replays": {"one": (None, plan_of().decode()), "one:at": (None, " 0 0")},
+        "replayed": {"gone:one": (None, "0-0")},
     }
     assert await lab.changes(act()) == (("OK", ""), {})
     await lab.frontier.control(closed=1)
@@ -1818,7 +1819,7 @@ async def plan_ok(open_lab: OpenLab) -> None:
     await lab.frontier.control(paused="")
     _, changed = await lab.changes(lab.frontier.cancel_replay("one"))
     assert changed.keys() == {"replays", "replayed"}
-    assert changed["replayed"].keys() == {"ended:one"}
+    assert changed["replayed"].keys() == {"ended:one", "gone:one"}
     assert await lab.changes(lab.frontier.cancel_replay("one")) == (None, {})
     assert await lab.changes(act()) == (("OK", ""), {}), "begun again by a reply that was lost it would send twice"
     assert (await lab.frontier.finish()).word == "ENDED"
@@ -1906,8 +1907,8 @@ async def copy_ended(open_lab: OpenLab) -> None:
     await lab.frontier.plan_replay("one", plan_of("out", is_missing=True))
     answer, changed = await lab.changes(lab.frontier.copy_replay("one"))
     assert answer == ("ENDED", 2)
-    assert changed.pop("replays").keys() == {"one", "one:at", "one:gone"}
-    assert changed.pop("replayed").keys() == {"ended:one", "missing:page:out"}
+    assert changed.pop("replays").keys() == {"one", "one:at"}
+    assert changed.pop("replayed").keys() == {"ended:one", "gone:one", "missing:page:out"}
     assert changed.pop(f"{FETCH_STREAM}:out")["entries"] == ([], [{"item": '{"n":1}'}] * 2), "an output gets bare items"
     assert changed["totals"]["out.copied"] == (None, 2)
     # What was missing once is missing no more; what came since, and was not sent there, is.

@@ -3,9 +3,10 @@
 -- `replays` has of each replay that is under way: `<id>` -> its plan, JSON: log, target (stage with its version, or output),
 -- first and last (ms, as text; of the entries, both included), and what must hold of an entry: takes (types), is_results
 -- (no stage took it), is_missing (it was never sent to the target), type, version, url (its beginning). `<id>:at` -> entry up
--- to which it has come, looked at, copied; `<id>:gone` -> the newest entry that the log had lost when it began; `<id>:gap` -> '1'
--- once the log has lost entries to which it had not come. `replayed` has `missing:<log>:<target>` -> up to where a replay of
--- what was missing has come, for the next one, and `ended:<id>` -> when, looked at, copied (and 'gap'), of the last 20.
+-- to which it has come, looked at, copied. `replayed` has `missing:<log>:<target>` -> up to where a replay of what was missing
+-- has come, for the next one, and `ended:<id>` -> when, looked at, copied, of the last 20. It has
+-- `gone:<id>` too -> the newest entry that the log had lost when a replay under way began, and `gap:<id>` -> 1 once it has lost
+-- some to which the replay had not come. (Not in `replays`: an older version would leave them, and finish counts what is there.)
 -- Derives `replays`, `replayed`, `log:<name>`.
 local ENDED_KEPT = 20
 local function base_of(line) return string.match(line, '^[^@]+') end
@@ -61,20 +62,24 @@ local function is_behind(id, other)
 end
 -- Has the log lost entries that a replay was to send, and to which it has not come (`at`)?
 local function has_gap(id, plan, at)
-  local gone, past = newest_gone(plan.log), call('HGET', P .. 'replays', id .. ':gone') or '0-0'
+  local gone, past = newest_gone(plan.log), call('HGET', P .. 'replayed', 'gone:' .. id)
+  if not past then return false end   -- an older version began it
   if at ~= '' and is_behind(past, at) then past = at end
   local function ms(entry) return tonumber(string.match(entry, '^%d+')) end
   return is_behind(past, gone) and ms(gone) >= (tonumber(plan.first) or 0) and ms(past) <= (tonumber(plan.last) or math.huge)
 end
 
 local function end_replay(id, looked, copied)
-  local gap = call('HEXISTS', P .. 'replays', id .. ':gap') == 1 and ' gap' or ''
-  call('HDEL', P .. 'replays', id, id .. ':at', id .. ':gone', id .. ':gap')
-  call('HSET', P .. 'replayed', 'ended:' .. id, wall .. ' ' .. looked .. ' ' .. copied .. gap)
+  call('HDEL', P .. 'replays', id, id .. ':at')
+  call('HDEL', P .. 'replayed', 'gone:' .. id)
+  call('HSET', P .. 'replayed', 'ended:' .. id, wall .. ' ' .. looked .. ' ' .. copied)
   local rows, ended = call('HGETALL', P .. 'replayed'), {}
   for i = 1, #rows, 2 do
     if string.sub(rows[i], 1, 6) == 'ended:' then ended[#ended + 1] = {tonumber(string.match(rows[i + 1], '^%d+')), rows[i]} end
   end
   table.sort(ended, function(a, b) return a[1] > b[1] or (a[1] == b[1] and a[2] > b[2]) end)
-  for i = ENDED_KEPT + 1, #ended do call('HDEL', P .. 'replayed', ended[i][2]) end
+  for i = ENDED_KEPT + 1, #ended do
+    local old = string.sub(ended[i][2], 7)
+    call('HDEL', P .. 'replayed', 'ended:' .. old, 'gap:' .. old)
+  end
 end

@@ -27,7 +27,7 @@ local plan = cjson.decode(stored)
 watch_marks({plan.target})
 if has_name(S.throttled or '', plan.target) then return {'FULL', 0} end
 local at, looked, copied = string.match(call('HGET', P .. 'replays', id .. ':at') or ' 0 0', '^(%S*) (%d+) (%d+)$')
-if has_gap(id, plan, at) then call('HSET', P .. 'replays', id .. ':gap', 1) end
+if has_gap(id, plan, at) then call('HSET', P .. 'replayed', 'gap:' .. id, 1) end
 local most, most_bytes = mark_of(plan.target)
 local waiting, bytes = waiting_in(stream_of(plan.target)), bytes_in(plan.target)
 local now_at, n, taken, word = walk(plan, at, function(item, url)
@@ -43,12 +43,8 @@ call('HSET', P .. 'replays', id .. ':at', now_at .. ' ' .. looked .. ' ' .. copi
 if plan.is_missing and now_at ~= '' then
   call('HSET', P .. 'replayed', 'missing:' .. plan.log .. ':' .. base_of(plan.target), now_at)
 end
-local gap = 0
-if word == 'END' then
-  gap = call('HEXISTS', P .. 'replays', id .. ':gap')
-  end_replay(id, looked, copied)
-end
+if word == 'END' then end_replay(id, looked, copied) end
 watch_marks({plan.target})
 flush_counts()
-if word == 'END' then return {'ENDED', taken, gap} end
+if word == 'END' then return {'ENDED', taken, call('HEXISTS', P .. 'replayed', 'gap:' .. id)} end
 return {word == 'FULL' and 'FULL' or 'OK', taken}

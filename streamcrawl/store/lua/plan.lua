@@ -45,5 +45,6 @@ for i = 1, #rows, 2 do
   end
 end
 if n >= 20 then return {'MANY'} end
-call('HSET', P .. 'replays', id, ARGV[4], id .. ':at', begin .. ' 0 0', id .. ':gone', newest_gone(plan.log))
+call('HSET', P .. 'replays', id, ARGV[4], id .. ':at', begin .. ' 0 0')
+call('HSET', P .. 'replayed', 'gone:' .. id, newest_gone(plan.log))
 return {'OK'}

@@ -52,6 +52,15 @@ class Programs:
         assert result.code == ExitCode.DONE, result
         return json.loads(result.out) if "--json" in arguments else result.out
 
+    def status(self, program: str) -> dict[str, Any]:
+        """Return the status of a crawl that has just been started here; empty until it is there."""
+        result = self.command.run("status", program, "--json")
+        if result.code != ExitCode.DONE:
+            assert "there is no crawl" in result.err, result
+            return {}
+        status: dict[str, Any] = json.loads(result.out)
+        return status
+
     def audit(self, program: str, *arguments: str) -> dict[str, int]:
         totals: dict[str, int] = self.ask("audit", program, *arguments, "--json")["totals"]
         return totals

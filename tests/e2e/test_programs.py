@@ -167,9 +167,7 @@ def test_stalled_sink_stops_the_fetch_within_its_marks_and_goes_on(programs: Pro
     workers = port_of(running)
 
     def stages() -> dict[str, Any]:
-        is_there = (programs.command.folder / ".streamcrawl").exists()
-        status = programs.ask("status", "stalled", "--json") if is_there else {}
-        return {stage["stage"]: stage for stage in status.get("stages", ())}
+        return {stage["stage"]: stage for stage in programs.status("stalled").get("stages", ())}
 
     def held() -> bool:
         found = stages()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -71,9 +71,8 @@ def test_stage_that_no_program_has_any_more_is_dropped_with_a_count(programs: Pr
     running = programs.start("run", "first", *seeds, STREAMCRAWL_GRACE="0")
 
     def left() -> int:
-        is_there = (programs.command.folder / ".streamcrawl").exists()
-        status: Any = programs.ask("status", "versioned", "--json") if is_there else {}
-        return sum(stage["waiting"] for stage in status.get("stages", ()) if stage["stage"] == "work@1")
+        stages = programs.status("versioned").get("stages", ())
+        return sum(stage["waiting"] for stage in stages if stage["stage"] == "work@1")
 
     running.until(lambda: left() > 10, "items of the stage")
     assert "workers read stage work@1" in refusal(programs, "queue", "drop", "versioned", "--stage", "work")

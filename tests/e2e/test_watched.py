@@ -149,9 +149,17 @@ class Watched:
         return {stage: value for stage, value in found.items() if stage in STAGES and value}
 
     def fetching_child(self, of: Running) -> psutil.Process:
-        """Return the process of a supervisor that fetches."""
-        (found,) = [one for one in self.children("fetch") if of.process.pid in {parent.pid for parent in one.parents()}]
-        return found
+        """Return the process of a supervisor that fetches, once it has one: a worker joins when it finds the crawl."""
+        found: list[psutil.Process] = []
+
+        def has_one() -> bool:
+            found[:] = [
+                one for one in self.children("fetch") if of.process.pid in {parent.pid for parent in one.parents()}
+            ]
+            return len(found) == 1
+
+        of.until(has_one, "its process that fetches", within_s=PATIENCE_S)
+        return found[0]
 
     def children(self, role: str, stage: str = "") -> list[psutil.Process]:
         """Return the processes that do this, or only those of one stage; of an output, whoever writes it now."""

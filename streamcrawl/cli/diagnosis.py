@@ -15,6 +15,7 @@ from streamcrawl.cli.store import (
     embedded_folder,
     embedded_names,
     existing_store,
+    is_held,
     looked_at,
     running_store,
     start_command,
@@ -22,6 +23,7 @@ from streamcrawl.cli.store import (
 from streamcrawl.cli.stored import read_state, read_stored
 from streamcrawl.errors import ConfigError, CrawlGone, ExitCode, StoreIncompatible, StoreUnavailable
 from streamcrawl.ops.checkup import (
+    DISK_WORDS,
     Area,
     Finding,
     ServerLook,
@@ -37,7 +39,7 @@ from streamcrawl.ops.why import Typed, look_before, read_why, why_lines
 from streamcrawl.store.shards import crawl_names, join_crawl
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -80,7 +82,9 @@ class _Patient(NamedTuple):
     folder: Path | None
     """Of an embedded one."""
     name: str | None
-    """The one crawl that is asked for; None for all."""
+    """The one crawl that is looked at; None for all."""
+    is_asked_for: bool = True
+    """Whether somebody typed that name: then it is refused when it is none."""
 
 
 def run_doctor(
@@ -95,7 +99,8 @@ def run_doctor(
             found += await _look_at_folder(looked, options)
         else:
             async with _patient(name, redis_url) as patient:
-                found += await _look_at(patient, looked, options, is_audited=name is not None and not is_quick)
+                is_audited = name is not None and not is_quick
+                found += await _look_at(patient, looked, options, is_audited=is_audited, told=set())
         return in_order(dict.fromkeys(found)), looked
 
     found, looked = interrupts.run(look())
@@ -127,12 +132,13 @@ async def _patient(name: str | None, redis_url: str | None) -> AsyncIterator[_Pa
 
 
 async def _look_at(
-    patient: _Patient, looked: list[str], options: tuple[str, ...], *, is_audited: bool
+    patient: _Patient, looked: list[str], options: tuple[str, ...], *, is_audited: bool, told: set[int]
 ) -> list[Finding]:
-    """Look at one server, its crawls, and this machine."""
+    """Look at one server, its crawls, and this machine; `told` are the file systems that something was said of."""
     server = await read_server(patient.client)
     found = list(server_findings(server, is_embedded=patient.folder is not None))
-    found += machine_findings(patient.folder, server, is_local=patient.folder is not None or runs_here(server))
+    machine = machine_findings(patient.folder, server, is_local=patient.folder is not None or runs_here(server))
+    found += _once_a_disk(machine, patient.folder, told)
     if _has_no_crawls(server):
         return found
     names = [patient.name] if patient.name is not None else await crawl_names(patient.client)
@@ -145,7 +151,7 @@ async def _look_at(
             typed = await _typed(patient.client, name, patient.redis_url, options)
             found += await crawl_findings(crawl, name, typed, is_audited=is_audited)
         except ConfigError as error:
-            if patient.name is not None:
+            if patient.name is not None and patient.is_asked_for:
                 raise
             found.append(gone(name, error))  # half made or half deleted
         except (CrawlGone, StoreIncompatible) as error:
@@ -159,22 +165,45 @@ def _has_no_crawls(server: ServerLook) -> bool:
     return str(server.info.get("redis_mode") or server.info.get("server_mode") or "") in ("sentinel", "cluster")
 
 
+def _once_a_disk(findings: Iterable[Finding], folder: Path | None, told: set[int]) -> Iterator[Finding]:
+    """Leave out what was said before of the file system of `folder`."""
+    for one in findings:
+        if folder is not None and one.word in DISK_WORDS:
+            device = folder.stat().st_dev
+            if device in told:
+                continue
+            told.add(device)
+        yield one
+
+
 async def _look_at_folder(looked: list[str], options: tuple[str, ...]) -> list[Finding]:
     """Look at the embedded crawls of this folder that run; the servers of the others are left alone, as in `status`."""
     names = embedded_names()
-    found = list(machine_findings(FOLDER if names else None, None, is_local=False))
+    told: set[int] = set()
+    folder = FOLDER if names else None
+    found = list(_once_a_disk(machine_findings(folder, None, is_local=False), folder, told))
     if not names:
         text = f"no crawls in {FOLDER}"
         found.append(Finding(Severity.NOTE, Area.MACHINE, "no_crawls", text, "give --redis URL for those elsewhere"))
     for name in names:
+        said = ""
         try:
             async with running_store(name) as store:
                 if store is not None:
-                    patient = _Patient(store.client, None, embedded_folder(name), name)
-                    found += await _look_at(patient, looked, options, is_audited=False)
+                    patient = _Patient(store.client, None, embedded_folder(name), name, is_asked_for=False)
+                    found += await _look_at(patient, looked, options, is_audited=False, told=told)
                     continue
-        except (ConfigError, StoreUnavailable):
-            pass  # it ended under our hands
+        except ConfigError as error:
+            found.append(gone(name, error))  # a folder whose name is none of a crawl
+            continue
+        except StoreUnavailable as error:
+            said = f" ({error})"
+        if is_held(name):
+            log = embedded_folder(name) / "redis.log"
+            text = f"its Redis is there and does not answer{said}: it starts or ends, is busy, or hangs"
+            do = f"again in a minute; then see {log}"
+            found.append(Finding(Severity.FAULT, Area.REDIS, "no_answer", text, do, "StreamcrawlRedisDown", name))
+            continue
         text = "it is not running, so it was not looked at"
         do = Typed(options)("doctor", name)
         found.append(Finding(Severity.NOTE, Area.CRAWL, "at_rest", text, do, crawl=name))

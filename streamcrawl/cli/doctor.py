@@ -38,9 +38,10 @@ def command(name: str | None, is_quick: bool, redis_url: str | None, is_json: bo
     is merely slow is for `streamcrawl why`. Changes nothing, and needs no right to write.
 
     \b
-    Exit codes, the first that holds: 6 counts of a crawl do not fit its structures (as `audit`); 5 a fault of Redis or
-    of this machine, or no Redis; 3 a fault by which a crawl stands still (no workers, a limit); 4 dead letters for a
-    fault on our side (a handler, a crash); 0 no fault. Other dead letters and given-up hosts are warnings.
+    Exit codes, the first that holds: 2 there is no crawl NAME; 6 counts of a crawl do not fit its structures (as
+    `audit`); 5 a fault of Redis or of this machine, or no Redis; 3 a fault by which a crawl stands still (no workers, a
+    limit); 4 dead letters for a fault on our side (a handler, a crash); 0 no fault. Other dead letters and given-up
+    hosts are warnings.
     """
     from streamcrawl.cli.diagnosis import run_doctor
 

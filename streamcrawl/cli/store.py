@@ -148,7 +148,11 @@ async def _reached(client: Redis) -> ServerInfo:
 
 @asynccontextmanager
 async def running_store(name: str) -> AsyncIterator[Store | None]:
-    """Yield the store of an embedded crawl that runs; None when it rests."""
+    """Yield the store of an embedded crawl that runs; None when it rests, or its server does not answer (`is_held`).
+
+    Raises:
+        ConfigError: no crawl can be called that.
+    """
     server = EmbeddedRedis(embedded_folder(name), memory_max_bytes=0)
     async with _client(server.url) as client:
         try:
@@ -160,6 +164,11 @@ async def running_store(name: str) -> AsyncIterator[Store | None]:
         else:
             is_running = True
         yield Store(server.url, client, None, 0) if is_running else None
+
+
+def is_held(name: str) -> bool:
+    """Return whether the embedded crawl of this name has a server, which may not answer."""
+    return EmbeddedRedis(embedded_folder(name), memory_max_bytes=0).is_held()
 
 
 async def delete_embedded(name: str, *, wait_s: float = LOCK_WAIT_S) -> None:

@@ -49,6 +49,8 @@ FILES_LEAST: Final = 4096
 """Open files of a process: 512 slots have one connection each to a host, and as many may be kept open."""
 DISK_LEAST_BYTES: Final = 50_000_000
 DISK_SPARE_BYTES: Final = 500_000_000
+DISK_WORDS: Final = frozenset({"disk_full", "disk_near"})
+"""Of findings about the file system of a folder."""
 NEAR: Final = 0.9
 _CONFIG: Final = (
     "save", "stop-writes-on-bgsave-error", "client-output-buffer-limit", "maxclients", "disable-thp", "dir",

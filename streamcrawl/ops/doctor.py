@@ -52,6 +52,7 @@ _OF_CAUSES: Final[dict[Word, tuple[Severity, str]]] = {
     Word.FRONTIER_FULL: (Severity.FAULT, "StreamcrawlFrontierFull"),
     Word.STOPPED: (Severity.FAULT, ""),
     Word.NO_WORKERS: (Severity.FAULT, "StreamcrawlNoConsumers"),
+    Word.REPLAY: (Severity.FAULT, "StreamcrawlNoConsumers"),
     Word.STAGE_UNREAD: (Severity.FAULT, "StreamcrawlNoConsumers"),
     Word.OUTPUT_UNWRITTEN: (Severity.FAULT, "StreamcrawlSinkStalled"),
     Word.BUDGET: (Severity.NOTE, ""),
@@ -62,7 +63,8 @@ _OF_CAUSES: Final[dict[Word, tuple[Severity, str]]] = {
     Word.MEMORY_NEAR: (Severity.WARNING, "StreamcrawlRedisMemoryNearMark"),
     Word.FRONTIER_NEAR: (Severity.WARNING, "StreamcrawlFrontierFull"),
 }
-"""What of `why` is wrong, rather than slow; THROTTLED and SEEDS only where they last."""
+"""What of `why` is wrong, rather than slow; REPLAY only where nobody is there for it, THROTTLED and SEEDS only where
+they last."""
 _OURS: Final = {
     "codec": "its stored bytes cannot be read: a damaged store, or a version that is too old",
     "crashed": "processes died with it in hand, at last alone: memory, or a library of a handler",
@@ -195,7 +197,7 @@ def _audit(text: str, do: str) -> Finding:
 
 def _of_why(why: Why) -> Iterator[Finding]:
     for cause in why.causes:
-        if cause.word in _OF_CAUSES:
+        if cause.word in _OF_CAUSES and (cause.is_stop or cause.word is not Word.REPLAY):
             severity, runbook = _OF_CAUSES[cause.word]
             yield _crawl(severity, cause.word.value, cause.text, cause.do, runbook)
 

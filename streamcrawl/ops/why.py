@@ -10,6 +10,7 @@ more. Nothing is written, and no script is run. Start at `read_why`; `as_json` i
 from __future__ import annotations
 
 import asyncio
+import random
 import shlex
 from collections import Counter
 from enum import StrEnum
@@ -28,6 +29,7 @@ from streamcrawl.ops.status import (
     number,
     read_status,
     reasons,
+    replay_text,
     span,
     stored_settings,
     stream_key,
@@ -50,11 +52,14 @@ OTHERS_LOOKED_MAX: Final = 500
 """Of a shard, and of each sort: hosts under way, failing, due last, and tasks that wait for their next try."""
 ROWS_LOOKED_MAX: Final = 100
 """Of each stream: entries in hand that nobody renews."""
-TOP_DEFAULT: Final = 10
-SAMPLE_DEFAULT_MS: Final = 2000
+LAST_DOMAINS: Final = 100
+"""Of a shard, by domain: those due last that are asked, among the domains drawn by chance."""
+LARGEST_MAX: Final = 10
+"""Hosts whose share of the queued tasks is told."""
 NEAR: Final = 0.9
 """Of the memory mark or the bound of the frontier: then it is said."""
 _HOSTS_PER_CALL: Final = 500
+"""Also how many domains of a shard are asked for their hosts."""
 _DEFAULTS: Final = Settings(name="")
 _NAMED_MAX: Final = 3
 
@@ -79,11 +84,14 @@ class Word(StrEnum):
     SLOTS = "slots"
     STAGE_BEHIND = "stage_behind"
     POLITENESS = "politeness"
+    HOST_CAP = "host_cap"
+    """Requests at a time of hosts without a delay."""
     FAILING = "failing"
     LEFT_ALONE = "left_alone"
     """By a host's own word (Retry-After)."""
     ROBOTS = "robots"
     DELAYED = "delayed"
+    REPLAY = "replay"
     REVISITS = "revisits"
     WORKER_SILENT = "worker_silent"
     PENDING_OLD = "pending_old"
@@ -94,8 +102,11 @@ class Word(StrEnum):
 
 
 _OF_HOSTS: Final = frozenset(
-    {Word.SLOTS, Word.STAGE_BEHIND, Word.POLITENESS, Word.FAILING, Word.LEFT_ALONE, Word.ROBOTS, Word.DELAYED}
-)
+    {
+        Word.SLOTS, Word.STAGE_BEHIND, Word.POLITENESS, Word.HOST_CAP, Word.FAILING, Word.LEFT_ALONE, Word.ROBOTS,
+        Word.DELAYED,
+    }
+)  # fmt: skip
 _OF_FETCH: Final = frozenset(
     {Word.PAUSED, Word.MEMORY_FULL, Word.FRONTIER_FULL, Word.STOPPED, Word.NO_WORKERS, Word.BUDGET, Word.SEEDS}
 )
@@ -161,8 +172,10 @@ class Why(msgspec.Struct):
     pages_per_s: float | None = None
     """Done, as measured between the two looks; over the last half minute where nothing ended between them."""
     new_per_s: float | None = None
+    budget_left: int | None = None
+    """Pages until max-pages, where that is fewer than are left: with them it stops; else None."""
     eta_ms: int | None = None
-    """Until the end at the earliest; None when nothing says so."""
+    """Until the end: by delays the earliest, by the rate about; None when nothing says so."""
     eta_by: str = ""
     """host, rate, or '' where there is none."""
     eta_limits: list[str] = msgspec.field(default_factory=list)
@@ -220,12 +233,12 @@ async def look_before(crawl: Shards, name: str) -> Before:
 
 
 async def read_why(
-    crawl: Shards, name: str, *, top: int = TOP_DEFAULT, before: Before | None = None, typed: Typed | None = None
+    crawl: Shards, name: str, *, top: int | None = None, before: Before | None = None, typed: Typed | None = None
 ) -> Why:
     """Say what limits a crawl.
 
     Args:
-        top: Hosts that are listed.
+        top: Hosts that are listed; None for all that were looked at.
         before: An earlier look; without one rates are those of the last half minute, as beats left them.
         typed: Commands as they can be typed here.
 
@@ -250,7 +263,9 @@ async def read_why(
     needs = sorted(every, key=lambda one: (-one.needs_ms, -one.queued, one.host))
     why.hosts = needs[:top]
     why.backlog = _backlog(status, looks)
-    found = _Causes(status, before, looks, rows, stored_settings(stored), typed or Typed())
+    given = stored_settings(stored)
+    why.budget_left = _budget_left(why, status, given)
+    found = _Causes(status, before, looks, rows, given, typed or Typed())
     why.causes = found.of(why, needs)
     _estimate(why, status, needs)
     return why
@@ -296,14 +311,18 @@ async def _look(frontier: Frontier, most: int) -> _Look:
         found.next_try_ms = max(0, int(delayed[0][1]) - state.now_ms)
     if failing:
         found.oldest_failing_ms = max(0, state.now_ms - int(failing[0][1]))
-    drawn = dict.fromkeys([*sample, *last] if scheduled > most else sample)
+    asked = min(most, _HOSTS_PER_CALL) if frontier.by_domain else most
+    drawn = dict.fromkeys(sample)
+    if frontier.by_domain and scheduled > asked:
+        drawn = dict.fromkeys(_domains_of(sample, last, asked))
+    elif scheduled > asked:
+        drawn = dict.fromkeys([*sample, *last])
     found.looked = len(drawn)
     others_asked = (failing, blocked, delayed, entries)
     found.is_whole = scheduled <= most and all(len(part) < OTHERS_LOOKED_MAX for part in others_asked)
     if frontier.by_domain:
-        each = most // max(1, min(len(drawn), _HOSTS_PER_CALL))
-        drawn = dict.fromkeys(await hosts_of_domains(client, keys, list(drawn)[:_HOSTS_PER_CALL], most))
-        found.looked = min(found.looked, _HOSTS_PER_CALL)
+        each = most // max(1, found.looked)
+        drawn = dict.fromkeys(await hosts_of_domains(client, keys, list(drawn), most))
         found.is_whole = found.is_whole and found.looked == scheduled and len(drawn) < each
     # Tasks of hosts that wait for a second try of their robots.txt are in no other place than these.
     waiting = [member.split(b"|", 3)[2] for member, _ in delayed if member.count(b"|") >= 3]
@@ -321,6 +340,15 @@ async def _look(frontier: Frontier, most: int) -> _Look:
             domains |= dict(zip(part, await _fields(frontier, [keys.domain(one) for one in part]), strict=True))
     _weigh(found, hosts, domains)
     return found
+
+
+def _domains_of(sample: Sequence[bytes], last: Sequence[bytes], most: int) -> list[bytes]:
+    """Return some domains: a few of those due last, the others by chance of a sample, which may be all of them, in
+    their order."""
+    latest = last[: min(LAST_DOMAINS, most // 2)]
+    known = set(latest)
+    others = [domain for domain in sample if domain not in known]
+    return [*latest, *random.sample(others, min(len(others), most - len(latest)))]
 
 
 async def _fields(frontier: Frontier, keys: Sequence[str]) -> list[HostFields]:
@@ -447,6 +475,32 @@ def _backlog(status: Status, looks: Sequence[_Look]) -> int:
     return max(0, status.queued + status.streamed + delayed - sum(look.of_blocked for look in looks))
 
 
+def _budget_left(why: Why, status: Status, given: dict[str, Any]) -> int | None:
+    """Return after how many pages it stops, where more are left; the same thought as in `Meter` (ops/progress.py)."""
+    most = given.get("pages_max")
+    left = max(0, most - status.page("done")) if isinstance(most, int) else None
+    pages = status.page("queued") + status.page("streamed") + status.page("delayed")
+    return left if left is not None and left < min(pages, why.backlog) else None
+
+
+def _hosts_ms(needs: Sequence[HostNeed], pages: int) -> int:
+    """Return how long hosts need at least, by their delays, for so many pages of all of them together."""
+
+    def asked(ms: int) -> int:
+        total = 0
+        for need in needs:
+            ready_ms = need.needs_ms - (need.queued - 1) * need.delay_ms
+            if ready_ms <= ms:
+                total += min(need.queued, 1 + (ms - ready_ms) // need.delay_ms) if need.delay_ms else need.queued
+        return total
+
+    low, high = 0, max((need.needs_ms for need in needs), default=0)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if asked(middle) >= pages else (middle + 1, high)
+    return low
+
+
 def _estimate(why: Why, status: Status, needs: Sequence[HostNeed]) -> None:
     """Say when the end may be, and what is not known of it."""
     if status.is_complete or not why.backlog:
@@ -455,8 +509,15 @@ def _estimate(why: Why, status: Status, needs: Sequence[HostNeed]) -> None:
     if stop is not None:
         why.eta_limits.append(f"none while it stands still: {stop.word.value}")
         return
-    by_host = needs[0].needs_ms if needs else 0
-    by_rate = None if not why.pages_per_s else int(1000 * why.backlog / why.pages_per_s)
+    budget = why.budget_left
+    if budget is None:
+        by_host = needs[0].needs_ms if needs else 0
+    else:
+        # What is under way, or of a host that was not looked at, waits for none of these delays.
+        by_host = _hosts_ms(needs, budget - status.page("streamed") - status.page("delayed") - why.unlooked)
+        why.eta_limits.append(f"it stops after {counted(budget, 'more page')} (max-pages)")
+    left = why.backlog if budget is None else budget
+    by_rate = None if not why.pages_per_s else int(1000 * left / why.pages_per_s)
     if by_rate is not None or by_host:
         why.eta_ms = max(by_host, by_rate or 0)
         why.eta_by = "host" if by_host >= (by_rate or 0) else "rate"
@@ -465,7 +526,10 @@ def _estimate(why: Why, status: Status, needs: Sequence[HostNeed]) -> None:
     if why.new_per_s:
         growth = why.new_per_s - (why.pages_per_s or 0)
         found = f"{why.new_per_s:,.1f} new pages/s are still being found"
-        why.eta_limits.append(f"{found}, more than end: it grows" if growth > 0 else f"{found}: later, not sooner")
+        if budget is not None:
+            why.eta_limits.append(f"{found}: sooner, where they are of other hosts")
+        else:
+            why.eta_limits.append(f"{found}, more than end: it grows" if growth > 0 else f"{found}: later, not sooner")
     if not status.is_closed:
         why.eta_limits.append("more seeds may come")
     if why.is_sampled:
@@ -505,6 +569,7 @@ class _Causes:
         else:
             self._say_stops()
             self._say_readers()
+            self._say_replays()
             self._say_throttles()
             self._say_nothing_left(why)
             if not any(cause.is_stop and cause.word in _OF_FETCH for cause in self._found):
@@ -519,6 +584,8 @@ class _Causes:
         def rank(cause: Cause) -> tuple[int, int]:
             if cause.word in _OF_HOSTS:
                 return _RANK[Word.SLOTS], -(cause.tasks or 0)
+            if cause.word is Word.REPLAY and cause.is_stop:
+                return _RANK[Word.NO_WORKERS], 1
             return _RANK[cause.word], 0
 
         return sorted(self._found, key=rank)
@@ -594,6 +661,20 @@ class _Causes:
                 path = self._path(stage.stage)
                 text = f"no writer of {path} is alive: {counted(waiting, 'record')} {_verb('wait', waiting)}"
                 self._add(Word.OUTPUT_UNWRITTEN, text, self._typed.start, is_stop=True, tasks=waiting)
+
+    def _say_replays(self) -> None:
+        status = self._status
+        if not status.replays:
+            return
+        named = "; ".join(f"replay {one.id}: {replay_text(one)}" for one in status.replays[:_NAMED_MAX])
+        text = named + (" …" if len(status.replays) > _NAMED_MAX else "")
+        if not status.is_alive:
+            text += ", and no worker is alive to go on with it"
+            self._add(Word.REPLAY, text, self._typed.start, is_stop=True)
+        elif status.is_paused or status.stopped:
+            self._add(Word.REPLAY, f"{text}, which waits for the crawl to go on")
+        else:
+            self._add(Word.REPLAY, f"{text}, under way")
 
     def _path(self, sink: str) -> str:
         return next((one.path for one in self._status.sinks if one.name == sink), "") or sink
@@ -671,32 +752,44 @@ class _Causes:
             self._say_politeness(why, [need for need in needs if not need.state])
 
     def _say_politeness(self, why: Why, needs: Sequence[HostNeed]) -> None:
-        status = self._status
+        """Say which hosts may not be asked faster: by their delays, or where they have none by their caps."""
+        status, name = self._status, self._status.name
         total = sum(need.queued for need in needs)
-        if not total:
-            return
-        largest, held, k = sorted(needs, key=lambda one: -one.queued), 0, 0
-        while k < TOP_DEFAULT and held < 0.8 * total:
-            held += largest[k].queued
-            k += 1
-            if k == len(largest):
+        due = f"{number(status.hosts_due)} of {_hosts(why, status.hosts_scheduled)} may be asked now, "
+        due = due if status.hosts_scheduled else ""
+        if delayed := [need for need in needs if need.delay_ms]:
+            first = delayed[0]
+            share, _ = self._share(why, delayed, total)
+            text = f"hosts are asked no faster than their delays allow: {due}{share}; {_need_text(first)}"
+            do = self._typed("host", "show", name, first.host) if not status.by_domain else ""
+            self._add(Word.POLITENESS, text, do, tasks=sum(need.queued for need in delayed))
+        if capped := [need for need in needs if not need.delay_ms]:
+            share, largest = self._share(why, capped, total)
+            caps = [need.cap for need in largest]
+            least, most = min(caps), max(caps)
+            at_once = counted(most, "request") if least == most else f"{number(least)} to {counted(most, 'request')}"
+            text = f"hosts have no delay, and are asked by {at_once} at a time at most: {due}{share}"
+            do = self._typed("settings", "set", name, "host-concurrency=N")
+            if len(largest) == 1 and not status.by_domain:
+                do = self._typed("host", "set", name, largest[0].host, "--cap", "N")
+            self._add(Word.HOST_CAP, text, do, tasks=sum(need.queued for need in capped))
+
+    def _share(self, why: Why, needs: Sequence[HostNeed], total: int) -> tuple[str, list[HostNeed]]:
+        """Return the largest of these in words, and themselves: they have most of what these have."""
+        enough = 0.8 * sum(need.queued for need in needs)
+        largest: list[HostNeed] = []
+        held = 0
+        for need in sorted(needs, key=lambda one: -one.queued)[:LARGEST_MAX]:
+            largest.append(need)
+            held += need.queued
+            if held >= enough:
                 break
-        noun = "domain" if status.by_domain else "host"
-        first = needs[0]
-        share = f"{counted(k, noun)} {_verb('hold', k)} {100 * held // total} % of the queued tasks"
-        of = (
-            f" of those looked at ({_hosts(why, why.hosts_looked)} of {number(why.hosts_scheduled)})"
-            if why.is_sampled
-            else ""
-        )
-        text = (
-            f"hosts are asked no faster than their delays allow: {number(status.hosts_due)} of "
-            f"{_hosts(why, status.hosts_scheduled)} may be asked now, {share}{of}"
-        )
-        if first.delay_ms:
-            text += f"; {_need_text(first)}"
-        do = self._typed("host", "show", status.name, first.host) if not status.by_domain else ""
-        self._add(Word.POLITENESS, text, do, tasks=total)
+        noun = "domain" if self._status.by_domain else "host"
+        hold = _verb("hold", len(largest))
+        share = f"{counted(len(largest), noun)} {hold} {100 * held // total} % of the queued tasks"
+        if why.is_sampled:
+            share += f" of those looked at ({_hosts(why, why.hosts_looked)} of {number(why.hosts_scheduled)})"
+        return share, largest
 
     def _say_hosts(self, needs: Sequence[HostNeed]) -> None:
         """Say which hosts cannot be asked, by why."""
@@ -756,9 +849,10 @@ class _Causes:
             return
         named = ", ".join(f"{one.consumer} ({span(one.beat_age_ms)})" for one in silent[:_NAMED_MAX])
         more = " …" if len(silent) > _NAMED_MAX else ""
+        others = "those that live" if len(silent) < len(status.workers) else "the next worker that starts"
         text = (
             f"{counted(len(silent), 'worker')} not heard of for longer than the lease of {span(status.lease_ms)}: "
-            f"{named}{more}; what it had is taken back by those that live"
+            f"{named}{more}; what {'it' if len(silent) == 1 else 'they'} had is taken back by {others}"
         )
         do = self._typed("pending", "replay", status.name, "--consumer", silent[0].consumer)
         self._add(Word.WORKER_SILENT, text, do, for_ms=max(one.beat_age_ms for one in silent))
@@ -836,7 +930,8 @@ def why_lines(why: Why) -> list[str]:
                 f" (of {_hosts(why, why.hosts_looked)} looked at, {number(why.hosts_scheduled)} are scheduled; those "
                 f"not looked at have {counted(why.unlooked, 'task')} together)"
             )
-        lines += ["", f"{'domains' if why.by_domain else 'hosts'} that decide the end{looked}:"]
+        what = "decide the end" if why.budget_left is None else "need longest"
+        lines += ["", f"{'domains' if why.by_domain else 'hosts'} that {what}{looked}:"]
         lines += [f"  {line}" for line in map(_host_line, why.hosts)]
     lines += ["", *_eta_lines(why)] if why.backlog else []
     return lines
@@ -861,8 +956,11 @@ def _eta_lines(why: Why) -> list[str]:
     over = f", measured over {span(why.sample_ms)}" if why.sample_ms and rate else ""
     lines = [f"left: {counted(why.backlog, 'task')}{rate}{over}"]
     if why.eta_ms is not None:
-        by = f"by {why.hosts[0].host}" if why.eta_by == "host" and why.hosts else "by the rate"
-        lines.append(f"end: not before {span(why.eta_ms)} from now, {by}")
+        if why.eta_by == "rate":
+            lines.append(f"end: about {span(why.eta_ms)} from now, by the rate")
+        else:
+            by = why.hosts[0].host if why.budget_left is None and why.hosts else "the delays of its hosts"
+            lines.append(f"end: not before {span(why.eta_ms)} from now, by {by}")
     else:
         lines.append("end: not to be told")
     return lines + [f"  {limit}" for limit in why.eta_limits]

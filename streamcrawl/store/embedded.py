@@ -245,6 +245,11 @@ class EmbeddedRedis:
         finally:
             await self.stop()  # no server: only the lock
 
+    def is_held(self) -> bool:
+        """Return whether a redis-server has the files of the folder in hand, whoever started it, and whether it answers
+        or not. Nothing is made."""
+        return self._server_lock_path.exists() and not _is_free(self._server_lock_path)
+
     async def wait_ended(self) -> str:
         """Wait until the server ends without having been asked to; return a sentence that says how.
 

@@ -9,11 +9,14 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streamcrawl.cli.diagnosis import run_doctor
 from streamcrawl.errors import ExitCode
+from streamcrawl.ops import checkup
 from streamcrawl.store.connection import connect
 from streamcrawl.store.embedded import EmbeddedRedis
 from tests.e2e.command import PROGRAM
@@ -201,6 +204,75 @@ def test_crawl_of_this_folder_is_looked_at_with_its_disk(command: Command, site:
     by_word = {one["word"]: one for one in why["causes"]}
     assert by_word["budget"]["text"] == "its budget of 3 pages is reached (max-pages)"
     assert by_word["no_workers"]["do"] == "streamcrawl crawl --resume --name here"
+
+
+@contextmanager
+def embedded(command: Command, name: str) -> Iterator[tuple[asyncio.Runner, EmbeddedRedis]]:
+    """Run the server of an embedded crawl, which has a page to fetch, and no worker."""
+
+    async def make() -> None:
+        client = connect(server.url)
+        try:
+            await (await Operated.opened(client, name)).offer(urls("a.test", 1))
+        finally:
+            await client.aclose()
+
+    with asyncio.Runner() as runner:
+        server = EmbeddedRedis(command.folder / ".streamcrawl" / name, memory_max_bytes=500_000_000)
+        runner.run(server.start())
+        try:
+            runner.run(make())
+            yield runner, server
+        finally:
+            runner.run(server.stop())
+
+
+def test_embedded_server_that_hangs_is_a_fault_and_one_that_ended_is_at_rest(command: Command) -> None:
+    with embedded(command, "here") as (_, server):
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            result = command.run("doctor", "--json")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        [hangs] = [one for one in document(result)["findings"] if one["crawl"] == "here"]
+        assert (hangs["word"], hangs["severity"], hangs["area"]) == ("no_answer", "fault", "redis")
+        assert hangs["text"].startswith("its Redis is there and does not answer")
+        assert result.code == ExitCode.STORE_UNAVAILABLE
+        result = command.run("doctor", "--json")
+        assert (result.code, words(document(result))) == (ExitCode.STOPPED, {"no_workers"})
+    result = command.run("doctor", "--json")
+    assert (result.code, words(document(result))) == (ExitCode.DONE, {"at_rest"})
+
+
+def test_embedded_crawl_that_is_half_deleted_is_a_fault(command: Command) -> None:
+    async def break_it(url: str) -> None:
+        client = connect(url)
+        try:
+            await client.hdel("streamcrawl:{here:0}:state", "epoch")
+        finally:
+            await client.aclose()
+
+    with embedded(command, "here") as (runner, server):
+        runner.run(break_it(server.url))
+        result = command.run("doctor", "--json")
+        [broken] = [one for one in document(result)["findings"] if one["crawl"] == "here"]
+        assert (broken["word"], broken["severity"]) == ("unreadable", "fault")
+        assert broken["text"].startswith("it cannot be looked at: there is no crawl 'here' in this store")
+        assert result.code == ExitCode.STOPPED
+        assert command.run("doctor", "here").code == ExitCode.USAGE  # who types a name is refused
+
+
+def test_disk_of_many_crawls_is_told_once(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkup, "DISK_LEAST_BYTES", 10**18)  # no disk has so much
+    with embedded(command, "one"), embedded(command, "two"):
+        monkeypatch.chdir(command.folder)
+        code = run_doctor(None, None, is_quick=False, is_json=True, options=())
+    found = json.loads(capsys.readouterr().out)
+    assert (code, found["crawls"]) == (ExitCode.STORE_UNAVAILABLE, ["one", "two"])
+    [full] = [one for one in found["findings"] if one["word"].startswith("disk_")]
+    assert full["text"].endswith(" MB are free on the disk of .streamcrawl: Redis is about to refuse writes")
 
 
 def test_few_open_files_are_told(command: Command) -> None:

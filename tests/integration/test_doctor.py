@@ -29,7 +29,7 @@ from streamcrawl.store.shards import delete_crawl, join_crawl
 from tests.e2e.command import REPOSITORY
 from tests.integration.operated import Operated
 from tests.integration.snapshot import Lab, urls, wait_until
-from tests.integration.test_why import FLOW, LEASE_MS, SINK, TYPED, beat
+from tests.integration.test_why import FLOW, LEASE_MS, SINK, TYPED, beat, replaying
 from tests.redis_server import DURABLE, FAST, RedisServer
 
 if TYPE_CHECKING:
@@ -336,6 +336,15 @@ async def test_pause_is_a_note_and_no_workers_a_fault(open_lab: OpenLab) -> None
     found = await found_in(lab)
     assert {word: one.severity for word, one in found.items()} == {"no_workers": Severity.FAULT}
     assert exit_code(found.values()) == ExitCode.STOPPED
+
+
+async def test_replay_that_nobody_goes_on_with_is_a_fault(open_lab: OpenLab) -> None:
+    lab = await replaying(open_lab)
+    found = await found_in(lab)
+    assert {word: one.severity for word, one in found.items()} == {"replay": Severity.FAULT}
+    assert exit_code(found.values()) == ExitCode.STOPPED
+    await beat(lab)
+    assert await found_in(lab) == {}
 
 
 async def test_dead_letters_are_explained_by_reason_with_how_to_replay(open_lab: OpenLab) -> None:

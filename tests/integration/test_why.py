@@ -109,6 +109,7 @@ async def test_worker_that_was_not_heard_of_is_named_with_what_it_holds(open_lab
         next(one for one in why.causes if one.word is word) for word in (Word.WORKER_SILENT, Word.PENDING_OLD)
     )
     assert "1 worker not heard of for longer than the lease of 30 s: gone (1 min" in silent.text
+    assert silent.text.endswith("; what it had is taken back by those that live")
     assert silent.for_ms == near(2 * LEASE_MS, 20_000)
     assert silent.do == f"streamcrawl pending replay {lab.keys.crawl} --consumer gone --redis redis://r/0"
     assert (pending.tasks, pending.text) == (3, "fetch: 3 in hand that nobody renewed for a lease (30 s): gone 3")
@@ -117,9 +118,12 @@ async def test_worker_that_was_not_heard_of_is_named_with_what_it_holds(open_lab
     await lab.client.hdel(lab.keys.workers, "here")
     stamp, rest = (await lab.client.hget(lab.keys.workers, "gone")).decode().split(" ", 1)
     await lab.client.hset(lab.keys.workers, "gone", f"{int(stamp) - 2 * LEASE_MS} {rest}")
-    first = (await why_of(lab)).causes[0]
+    why = await why_of(lab)
+    first = why.causes[0]
     assert first.word is Word.NO_WORKERS
     assert "; the last one beat 2 min" in first.text
+    [silent] = [one for one in why.causes if one.word is Word.WORKER_SILENT]
+    assert silent.text.endswith("; what it had is taken back by the next worker that starts")
 
 
 async def test_entry_in_hand_for_longer_than_a_handler_may_take_names_who_has_it(
@@ -195,7 +199,79 @@ async def test_budget_that_is_reached_is_no_fault_and_says_its_setting(store_cli
     assert (first.word, first.text, first.tasks) == (Word.BUDGET, "its budget of 2 pages is reached (max-pages)", 3)
 
 
+async def test_end_comes_with_the_budget_where_more_is_left(store_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(store_client, crawl_name, pages_max=100, delay_ms=1000, delay_max_ms=60_000)
+    await operated.offer(urls("a.test", 1000))
+    [lab] = operated.labs
+    await beat(lab)
+    why = await why_of(lab)
+    assert (why.budget_left, why.eta_ms, why.eta_by) == (100, 99_000, "host")
+    assert why.eta_limits[0] == "it stops after 100 more pages (max-pages)"
+    lines = why_lines(why)
+    assert "end: not before 1 min 39 s from now, by the delays of its hosts" in lines
+    assert "hosts that need longest:" in lines
+    await operated.offer(urls("b.test", 1000))
+    assert (await why_of(lab)).eta_ms == 49_000  # both have half of it
+    await operated.offer(urls("c.test", 1000))
+    await lab.frontier.set_host("http://c.test", delay=0)
+    assert (await why_of(lab)).eta_ms is None  # it could have all of it at once
+
+
+async def test_rate_is_for_what_the_budget_leaves(store_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(store_client, crawl_name, pages_max=30, host_concurrency=10)
+    await operated.offer(urls("a.test", 100))
+    [lab] = operated.labs
+    await beat(lab)
+    before = await look_before(lab.crawl, crawl_name)
+    await lab.end_all(await lab.take(count=10))
+    why = await why_of(lab, before=before)
+    assert why.pages_per_s is not None
+    assert (why.backlog, why.budget_left, why.eta_by) == (90, 20, "rate")
+    assert why.eta_ms == int(1000 * 20 / why.pages_per_s)
+    assert not any("later, not sooner" in limit for limit in why.eta_limits)
+
+
+async def test_budget_that_is_not_reached_changes_nothing(store_client: Redis, crawl_name: str) -> None:
+    operated = await Operated.opened(store_client, crawl_name, pages_max=10, delay_ms=1000, delay_max_ms=60_000)
+    await operated.offer(urls("a.test", 10))
+    [lab] = operated.labs
+    await beat(lab)
+    why = await why_of(lab)
+    assert (why.budget_left, why.eta_ms) == (None, 9000)
+    assert "end: not before 9.0 s from now, by http://a.test" in why_lines(why)
+
+
 # -- stages and outputs
+
+
+async def replaying(open_lab: OpenLab) -> Lab:
+    """Open a crawl of which all is done, and a replay of what it gave was asked for."""
+    lab = await open_lab()
+    await lab.frontier.flow(["one"], b'{"one":{"from":["page"],"logs":["page"]}}', {"page": 3_600_000})
+    await lab.offer("http://a.test/")
+    [held] = await lab.take()
+    assert await lab.end(held, items=("log:page", '1["int",1,0]') * 3, url="http://a.test/") == "DONE"
+    await lab.frontier.control(closed=1)
+    plan = b'{"log":"page","target":"one","first":"-","last":"+"}'
+    assert (await lab.frontier.plan_replay("again", plan))[0] == "OK"
+    return lab
+
+
+async def test_replay_is_told_and_stands_still_without_a_worker(open_lab: OpenLab) -> None:
+    lab = await replaying(open_lab)
+    said = "replay again: 0 of 0 looked at in log page sent to one"
+    [cause] = (await why_of(lab)).causes
+    assert (cause.word, cause.is_stop, cause.do) == (Word.REPLAY, True, START)
+    assert cause.text == f"{said}, and no worker is alive to go on with it"
+    await beat(lab)
+    [cause] = (await why_of(lab)).causes
+    assert (cause.word, cause.is_stop, cause.text) == (Word.REPLAY, False, f"{said}, under way")
+    await lab.frontier.control(paused=1)
+    first, second = (await why_of(lab)).causes
+    assert (first.word, second.text) == (Word.PAUSED, f"{said}, which waits for the crawl to go on")
+    await lab.frontier.control(paused="")
+    assert (await lab.frontier.copy_replay("again"))[0] == "ENDED"
+    assert Word.REPLAY not in words(await why_of(lab))
 
 
 async def test_output_over_its_mark_names_who_waits_for_it(store_client: Redis, crawl_name: str) -> None:
@@ -296,6 +372,30 @@ async def test_cap_does_not_shorten_what_a_delay_makes_long(open_lab: OpenLab) -
     assert (host.cap, host.needs_ms) == (4, 50_000)
 
 
+async def test_hosts_without_a_delay_are_limited_by_their_cap(open_lab: OpenLab) -> None:
+    lab = await open_lab()
+    await lab.offer(*urls("a.test", 5))
+    await beat(lab)
+    await lab.take()
+    [cause] = (await why_of(lab)).causes
+    share = "1 host holds 100 % of the queued tasks"
+    assert cause.word is Word.HOST_CAP
+    assert cause.text == f"hosts have no delay, and are asked by 1 request at a time at most: {share}"
+    assert cause.do == f"streamcrawl host set {lab.keys.crawl} http://a.test --cap N --redis redis://r/0"
+    await lab.offer(*urls("b.test", 4), *urls("c.test", 4))
+    await lab.frontier.set_host("http://c.test", cap=3)
+    [cause] = (await why_of(lab)).causes
+    assert cause.text == (
+        "hosts have no delay, and are asked by 1 to 3 requests at a time at most: 2 of 2 hosts may be asked now, "
+        "3 hosts hold 100 % of the queued tasks"
+    )
+    assert cause.do == f"streamcrawl settings set {lab.keys.crawl} host-concurrency=N --redis redis://r/0"
+    await lab.frontier.set_host("http://c.test", cap="", delay=10_000)
+    cap, delay = (await why_of(lab)).causes
+    assert (cap.word, cap.tasks, delay.word, delay.tasks) == (Word.HOST_CAP, 8, Word.POLITENESS, 4)
+    assert "1 host holds 33 % of the queued tasks; http://c.test needs at least 30 s for 4 pages at 10 s" in delay.text
+
+
 async def test_delay_of_an_operator_is_in_force(open_lab: OpenLab) -> None:
     lab = await open_lab()
     await lab.offer(*urls("a.test", 11), *urls("b.test", 500))
@@ -331,7 +431,7 @@ async def test_host_in_back_off_is_told_with_how_it_fails_and_when_it_is_asked(o
     assert 0 < host.wait_ms <= 600_000
     assert "hosts that fail are waited for, until they answer or are given up" in why.eta_limits
     assert "(connect, asked in " in text_of(why)
-    assert words(why)[:2] == [Word.FAILING, Word.POLITENESS]  # by the tasks that they hold
+    assert words(why)[:2] == [Word.FAILING, Word.HOST_CAP]  # by the tasks that they hold
 
 
 async def test_retry_after_is_told_as_the_word_of_the_host(open_lab: OpenLab) -> None:
@@ -438,6 +538,22 @@ async def test_what_was_not_looked_at_is_said_where_hosts_are_under_way(
     assert "6 queued tasks of hosts that were not looked at" in why.eta_limits
 
 
+async def test_domains_are_drawn_by_chance_with_those_due_last(open_lab: OpenLab) -> None:
+    lab = await open_lab(politeness_by="domain")
+    names = [f"d{n}.com" for n in range(700)]
+    await lab.offer(*(f"http://{name}/{m}" for name in names[:20] for m in range(2)))
+    for held in await lab.take():
+        await lab.end(held, block_ms=600_000)  # due last
+    await lab.offer(*(f"http://{name}/{m}" for name in names[20:] for m in range(2)))
+    await beat(lab)
+    first, second = [await why_of(lab) for _ in range(2)]
+    looked = [{one.host for one in why.hosts} for why in (first, second)]
+    assert {len(own) for own in looked} == {500}
+    assert (first.hosts_looked, first.hosts_scheduled, first.is_sampled) == (500, 700, True)
+    assert looked[0] != looked[1]
+    assert all(own.issuperset(names[:20]) for own in looked)
+
+
 async def test_hosts_of_a_domain_that_were_not_drawn_are_said(
     open_lab: OpenLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,6 +584,7 @@ async def test_rate_between_two_looks_makes_the_end_and_growth_is_said(open_lab:
     assert why.pages_per_s is not None
     assert why.new_per_s == pytest.approx(2 * why.pages_per_s)
     assert (why.eta_by, why.eta_ms) == ("rate", int(1000 * why.backlog / why.pages_per_s))
+    assert re.search(r"^end: about .+ from now, by the rate$", text_of(why), re.M)  # no lower bound
     assert any(limit.endswith("new pages/s are still being found, more than end: it grows") for limit in why.eta_limits)
 
 
@@ -538,8 +655,8 @@ async def test_json_has_stable_fields(open_lab: OpenLab) -> None:
     document = json.loads(json.dumps((await why_of(lab)).as_json()))
     assert set(document) == {
         "name", "condition", "causes", "hosts", "hosts_looked", "hosts_scheduled", "by_domain", "queued",
-        "queued_looked", "backlog", "sample_ms", "pages_per_s", "new_per_s", "eta_ms", "eta_by", "eta_limits",
-        "sampled", "unlooked",
+        "queued_looked", "backlog", "budget_left", "sample_ms", "pages_per_s", "new_per_s", "eta_ms", "eta_by",
+        "eta_limits", "sampled", "unlooked",
     }  # fmt: skip
     [cause] = document["causes"]
     assert set(cause) == {"word", "text", "do", "is_stop", "tasks", "for_ms"}

@@ -72,8 +72,9 @@ async def test_hosts_of_a_domain_are_asked_as_one(
             (name, path) for name in (*ONE, *TWO) for path in (*pages, "/robots.txt")
         }
         assert violations(as_domains(talker.requests), cap=cap, delay_ms=DELAY_MS) == []
-        # They take turns: none has had all before another has had its first page.
-        for names in (ONE, TWO):
+        # They take turns: none has had all before another has had its first page. With a cap above 1 two entries may
+        # wait in slots for the same moment to start, and which of them asks first is chance.
+        for names in (ONE, TWO) if cap == 1 else ():
             paged = [one for one in talker.requests if one.path != "/robots.txt" and one.host in names]
             done = Counter[str]()
             for one in sorted(paged, key=lambda one: one.start_ms):

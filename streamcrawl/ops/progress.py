@@ -185,11 +185,9 @@ class Progress:
         frontier = self._crawl.frontiers[failing.index(1)]
         with mapped_errors():
             hosts: Any = await frontier.client.zrange(frontier.keys.failing, 0, 0)
-            reasons: Any = [await frontier.client.hget(frontier.keys.host(host.decode()), "failing") for host in hosts]
-        # It may have answered in between.
-        return "".join(
-            f"{host.decode()}: {reason.decode()}" for host, reason in zip(hosts, reasons, strict=True) if reason
-        )
+            host = hosts[0].decode() if hosts else ""
+            reason: Any = await frontier.client.hget(frontier.keys.host(host), "failing") if hosts else None
+        return f"{host}: {reason.decode()}" if reason else ""  # it may have answered in between
 
     async def _hosts_at_cap(self, streams: Sequence[Sequence[Any]]) -> int:
         """Return how many hosts (or domains) of these entries, which are given by shard, are not in the schedule."""

@@ -229,9 +229,8 @@ class _Cancellable(AbstractConnection):
         before = task.cancelling() if task is not None else 0
         await super().send_packed_command(*args, **options)
         if task is not None and task.cancelling() > before:
-            await self.disconnect(
-                nowait=True
-            )  # the answer that nobody reads would be taken for that of the next command
+            # The answer that nobody reads would be taken for that of the next command.
+            await self.disconnect(nowait=True)
             raise asyncio.CancelledError
 
 

@@ -125,7 +125,7 @@ async def read_server(client: Redis) -> ServerLook:
     try:
         with mapped_errors():
             config: Any = await _asked(client.config_get(*_CONFIG))
-            look.config = {str(name): str(value) for name, value in _texts(config).items()}
+            look.config = _texts(config)
     except _NotAllowed:
         look.refused.append("CONFIG GET")
     try:
